@@ -1,0 +1,215 @@
+"""Letters in sixteen typefaces: the data set that needs no download. A class is a character, its images are its faces.
+
+matplotlib ships DejaVu Sans, Sans Mono and Serif and STIXGeneral, each in regular, bold, italic and bold italic. A letter
+(Unicode category L without Lm) that twelve or more of these faces have becomes a class, unless its drawing coincides in
+any face with that of another: of Latin A, Greek Alpha and Cyrillic A only the lowest code point, Latin A, stays.
+About 1,235 classes with 16,800 images remain. Half of the classes train, the other half test, in a fixed order.
+"""
+
+import os
+import unicodedata
+import warnings
+from collections import Counter
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from PIL import Image, ImageDraw, ImageFont, features
+from PIL import __version__ as pillow_version
+
+from proxygml.datasets import ImageList
+from proxygml.files import written_whole
+
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSans-Oblique",
+    "DejaVuSans-BoldOblique",
+    "DejaVuSansMono",
+    "DejaVuSansMono-Bold",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSansMono-BoldOblique",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "DejaVuSerif-Italic",
+    "DejaVuSerif-BoldItalic",
+    "STIXGeneral",
+    "STIXGeneralBol",
+    "STIXGeneralItalic",
+    "STIXGeneralBolIta",
+)
+FACES_PER_CLASS = 12  # at least: the three DejaVu families in four styles
+SMALLEST, LARGEST = 8, 256  # pixels; all images at 256 fill 1.1 GB
+
+# Letters reach 1.12 em above the baseline (Ǘ), 0.39 em below (Ķ) and 1.4 em across (Ж): nothing is cut off.
+EM = 0.64  # of the image's height
+BASELINE = 0.74  # of the image's height, from the top
+
+COINCIDENCE_SIZE = 128  # pixels; fixed, so that the classes are the same for every `size`
+RENDERING = 1  # part of the cache's name: count up when the drawings, the classes or the file's arrays change
+ORDER_SEED = 0
+
+
+def load(*, size: int = 32, classes: int | None = None) -> tuple[ImageList, ImageList]:
+    """Images to train on and images to test on, of different characters: pixels (M, size, size), white on black.
+
+    `classes` takes the first so many of each half, so that a smaller choice is a part of a larger one; None takes all.
+    The first call renders for some seconds; later ones read from the user's cache folder, or from PROXYGML_CACHE.
+    """
+    if not SMALLEST <= size <= LARGEST:
+        raise ValueError(f"expected a size of {SMALLEST} to {LARGEST} pixels, got {size}")
+    if classes is not None and classes < 2:
+        raise ValueError(f"expected at least 2 classes in each half, got {classes}: one class has nothing to differ from")
+    pixels, code_points, faces = _read_or_render(size)  # (M, size, size), (M,), (M,)
+    order = _fixed_order(np.unique(code_points).tolist())
+    half = len(order) // 2
+    if classes is not None and classes > half:
+        raise ValueError(f"expected at most {half} classes, half of the {len(order)} there are, got {classes}")
+    train, test = order[:half], order[half:]
+    return tuple(_images_of(chosen[:classes], pixels, code_points, faces) for chosen in (train, test))
+
+
+def _images_of(chosen: list[int], pixels: np.ndarray, code_points: np.ndarray, faces: np.ndarray) -> ImageList:
+    """The images of the chosen code points; the first of them is class 0."""
+    class_names = tuple(f"U+{code_point:04X} {unicodedata.name(chr(code_point))}" for code_point in chosen)
+    images = [np.flatnonzero(code_points == code_point) for code_point in chosen]
+    labels = np.repeat(np.arange(len(chosen)), [len(of_class) for of_class in images])  # (M of these classes,)
+    images = np.concatenate(images)
+    paths = [f"U+{code_points[image]:04X}/{FACES[faces[image]]}" for image in images]
+    return ImageList(paths, labels, class_names, pixels=pixels[images])
+
+
+def _fixed_order(code_points: list[int]) -> list[int]:
+    """The code points in an order that looks random and never changes.
+
+    The place of each comes from its own hash: the order does not hang on a random generator's version, and a character
+    more or less in another release of the typefaces leaves the order of the others as it was.
+    """
+    return sorted(code_points, key=lambda code_point: sha256(f"{ORDER_SEED} {code_point}".encode()).digest())
+
+
+def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_render` gives, from the cache file where there is a sound one; else rendered, and kept there."""
+    path = _cache_path(size)
+    try:
+        return _read(path, size)
+    except Exception:  # noqa: S110  whatever a missing, cut or foreign file raises: the drawings can be made again
+        pass
+    pixels, code_points, faces = _render(size)
+    try:
+        with written_whole(path) as temporary:
+            np.savez_compressed(temporary, pixels=pixels, code_points=code_points, faces=faces)
+    except OSError as error:
+        _warn_once(path.parent, str(error))
+    return pixels, code_points, faces
+
+
+def _read(path: Path, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # Opened here because np.load leaves a broken zip open.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        pixels, code_points, faces = stored["pixels"], stored["code_points"], stored["faces"]
+    images = len(code_points)
+    if pixels.shape != (images, size, size) or pixels.dtype != np.uint8 or faces.shape != (images,):
+        raise ValueError(f"expected {images} drawings of {size} x {size} in {path}, got {pixels.shape}")
+    return pixels, code_points, faces
+
+
+def _cache_path(size: int) -> Path:
+    """One file for each size and for each version of what decides about the drawings."""
+    from matplotlib import __version__ as matplotlib_version
+
+    folder = os.environ.get("PROXYGML_CACHE") or platformdirs.user_cache_dir("proxygml")
+    versions = (
+        f"v{RENDERING}-matplotlib{matplotlib_version}-pillow{pillow_version}"
+        f"-freetype{features.version('freetype2')}-unicode{unicodedata.unidata_version}"
+    )
+    return Path(folder).expanduser() / f"glyphs-{size}-{versions}.npz"
+
+
+@cache  # once for each folder
+def _warn_once(folder: Path, reason: str) -> None:
+    warnings.warn(
+        f"expected a folder that can be written, got {folder} ({reason}): the glyphs are rendered anew at each call; "
+        "set PROXYGML_CACHE to another folder",
+        stacklevel=4,  # whoever calls load
+    )
+
+
+def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels (M, size, size), code points (M,) and indices into FACES (M,) of all images, face by face."""
+    code_points = _classes()
+    drawings = []
+    for index, face in enumerate(FACES):
+        present = _characters(face)
+        font = _font(face, size)
+        drawings += [(_draw(c, font, size), c, index) for c in code_points if c in present]
+    pixels, of_character, of_face = zip(*drawings, strict=True)
+    return np.stack(pixels), np.array(of_character, dtype=np.int32), np.array(of_face, dtype=np.int8)
+
+
+@cache  # the same for every size
+def _classes() -> tuple[int, ...]:
+    """Code points that become classes, ascending: one of each group of letters whose drawings coincide in any face."""
+    counts = Counter(code_point for face in FACES for code_point in _characters(face) if _is_letter(code_point))
+    letters = sorted(code_point for code_point, count in counts.items() if count >= FACES_PER_CLASS)
+    lowest = {code_point: code_point for code_point in letters}  # a step towards the lowest of the group
+
+    def lowest_of_group(code_point: int) -> int:
+        while lowest[code_point] != code_point:
+            code_point = lowest[code_point]
+        return code_point
+
+    blank = set()
+    for face in FACES:
+        present = _characters(face)
+        font = _font(face, COINCIDENCE_SIZE)
+        first_with = {}  # drawing -> the first letter that has it
+        for code_point in letters:
+            if code_point not in present:
+                continue
+            drawing = _draw(code_point, font, COINCIDENCE_SIZE)
+            if not drawing.any():
+                blank.add(code_point)
+                continue
+            other = first_with.setdefault(drawing.tobytes(), code_point)
+            one, another = lowest_of_group(other), lowest_of_group(code_point)
+            lowest[max(one, another)] = min(one, another)
+    return tuple(c for c in letters if lowest[c] == c and c not in blank)
+
+
+def _is_letter(code_point: int) -> bool:
+    category = unicodedata.category(chr(code_point))
+    return category.startswith("L") and category != "Lm"  # Lm: modifiers, such as a raised h
+
+
+def _draw(code_point: int, font: ImageFont.FreeTypeFont, size: int) -> np.ndarray:
+    """The character, white on black (size, size): on the common baseline, its ink centred from left to right."""
+    image = Image.new("L", (size, size))
+    left, _, right, _ = font.getbbox(chr(code_point), anchor="ls")
+    position = ((size - left - right) // 2, round(BASELINE * size))
+    ImageDraw.Draw(image).text(position, chr(code_point), fill=255, font=font, anchor="ls")
+    return np.asarray(image)
+
+
+def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
+    # Basic layout: the other one depends on a library that not every Pillow has.
+    return ImageFont.truetype(_file(face), EM * size, layout_engine=ImageFont.Layout.BASIC)
+
+
+@cache
+def _characters(face: str) -> frozenset[int]:
+    """Code points in the face's own table: what it lacks it would draw as an empty box."""
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(_file(face)).get_charmap())
+
+
+def _file(face: str) -> str:
+    from matplotlib import get_data_path
+
+    path = Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
+    if not path.exists():
+        raise FileNotFoundError(f"no typeface {path}: install matplotlib from PyPI or conda, which ship it")
+    return str(path)

@@ -1,0 +1,397 @@
+"""The ProxyGML loss against loops written from the paper, cases done by hand, and other libraries."""
+
+import itertools
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning import losses as pml
+from torch import Tensor
+
+from proxygml import ProxyGMLLoss
+from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links, nearest_proxies
+from tests.losses import oracle
+
+TABLE_1 = list(itertools.product([False, True], repeat=3))  # S^pos, M, L^p: the eight rows of the ablation
+pytestmark = pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
+
+
+def loss_with(proxies: Tensor, **options: object) -> ProxyGMLLoss:
+    """A loss with these proxies (C, N, D)."""
+    classes, per_class, dimension = proxies.shape
+    loss = ProxyGMLLoss(classes, dimension, proxies_per_class=per_class, **options).to(proxies.dtype)
+    with torch.no_grad():
+        loss.proxies.copy_(proxies)
+    return loss
+
+
+def value_and_gradients(loss: ProxyGMLLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    embeddings = embeddings.detach().clone().requires_grad_()
+    value = loss(embeddings, labels)
+    return value.detach(), *torch.autograd.grad(value, [embeddings, loss.proxies], materialize_grads=True)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict:
+    """A random batch and random proxies of random shape and scale."""
+    classes, per_class, dimension, batch = (draw(st.integers(1, high)) for high in (6, 4, 5, 5))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    scale = draw(st.sampled_from([1e-3, 1.0, 100.0]))
+    return {
+        "proxies": torch.randn(classes, per_class, dimension, generator=generator, dtype=torch.float64) / scale,
+        "embeddings": torch.randn(batch, dimension, generator=generator, dtype=torch.float64) * scale,
+        "labels": torch.randint(classes, (batch,), generator=generator),
+        "ratio": draw(st.floats(0.01, 1.2)),
+        "weight": draw(st.sampled_from([0.05, 0.3, 1.0, 7.0])),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularised"), TABLE_1)
+@settings(max_examples=25, deadline=None)
+@given(problem=problems(), literal=st.booleans())
+def test_value_and_gradients_equal_the_papers_equations(
+    dtype: torch.dtype, positive_mask: bool, mask_softmax: bool, regularised: bool, problem: dict, literal: bool
+) -> None:
+    proxies, embeddings = problem["proxies"].to(dtype), problem["embeddings"].to(dtype)
+    loss = loss_with(
+        proxies,
+        ratio=problem["ratio"],
+        proxy_weight=problem["weight"] * regularised,
+        positive_mask=positive_mask,
+        mask_softmax=mask_softmax,
+        literal_mask=literal,
+    )
+    expected, embedding_gradient, proxy_gradient, gap = oracle.value_and_gradients(
+        embeddings,
+        problem["labels"],
+        proxies,
+        links=min(proxies.shape[0] * proxies.shape[1], max(1, math.ceil(problem["ratio"] * proxies[..., 0].numel()))),
+        proxy_weight=problem["weight"] * regularised,
+        positive_bonus=0 if not positive_mask else 1 if literal else 1000,
+        mask_softmax=mask_softmax,
+    )
+    assume(gap > 1e-5)  # a tie is decided by neither
+    value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
+    # Gradients scale with the inverse length of what is normalised, so they are compared at unit length.
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance)
+    for actual, wanted, vectors in zip(
+        gradients, [embedding_gradient, proxy_gradient], [embeddings, proxies], strict=True
+    ):
+        length = vectors.double().norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(actual.double() * length, wanted * length, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularised"), TABLE_1)
+def test_gradcheck_passes_for_every_row_of_the_ablation(
+    positive_mask: bool, mask_softmax: bool, regularised: bool
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    loss = loss_with(
+        torch.randn(4, 3, 5, generator=generator, dtype=torch.float64),
+        links=5,
+        proxy_weight=0.3 * regularised,
+        positive_mask=positive_mask,
+        mask_softmax=mask_softmax,
+    )
+    embeddings = torch.randn(3, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 3, 3])
+
+    def as_function(embeddings: Tensor, proxies: Tensor) -> Tensor:
+        return torch.func.functional_call(loss, {"proxies": proxies}, (embeddings, labels))
+
+    assert torch.autograd.gradcheck(as_function, (embeddings, loss.proxies))
+
+
+def test_only_linked_similarities_have_a_gradient_and_it_is_the_probability_minus_the_target() -> None:
+    generator = torch.Generator().manual_seed(0)
+    proxies = torch.nn.functional.normalize(torch.randn(5, 2, 16, generator=generator, dtype=torch.float64), dim=-1)
+    embeddings = torch.nn.functional.normalize(torch.randn(4, 16, generator=generator, dtype=torch.float64), dim=-1)
+    labels = torch.tensor([0, 1, 2, 4])
+    loss = loss_with(proxies, links=6, proxy_weight=0)
+    _, _, proxy_gradient = value_and_gradients(loss, embeddings, labels)
+
+    similarity = torch.einsum("bd,cnd->bcn", embeddings, proxies)
+    linked = nearest_proxies(similarity, labels, 6, ABOVE_ANY_COSINE)
+    assert linked.flatten(1).sum(dim=1).tolist() == [6] * 4
+    probability = (similarity * linked).sum(-1).masked_fill(~linked.any(-1), -math.inf).softmax(-1)
+    expected = linked * (probability - torch.nn.functional.one_hot(labels, 5))[:, :, None] / 4  # dL/dS
+    through_normalisation = torch.einsum("bcn,bd->cnd", expected, embeddings)
+    through_normalisation -= (through_normalisation * proxies).sum(-1, keepdim=True) * proxies
+    torch.testing.assert_close(proxy_gradient, through_normalisation)
+
+
+class TestTheCasesDoneByHand:
+    PROXIES = torch.eye(2, dtype=torch.float64)[:, None]  # class 0 at e1, class 1 at e2
+    SAMPLE = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
+    LABEL = torch.tensor([0])
+
+    def test_two_classes_fully_linked(self) -> None:
+        loss = loss_with(self.PROXIES, ratio=1, proxy_weight=0.3)
+        assert loss(self.SAMPLE, self.LABEL).item() == pytest.approx(0.8921174, abs=1e-7)
+        assert loss.last_terms.sample_loss.item() == pytest.approx(math.log(1 + math.exp(0.2)), abs=1e-12)
+        assert loss.last_terms.proxy_loss.item() == pytest.approx(math.log(1 + math.exp(-1)), abs=1e-12)
+
+    def test_one_link_is_the_positive_and_nothing_is_left_to_learn(self) -> None:
+        value, *gradients = value_and_gradients(
+            loss_with(self.PROXIES, ratio=0.5, proxy_weight=0), self.SAMPLE, self.LABEL
+        )
+        assert value.item() == 0
+        assert all(gradient.abs().max() == 0 for gradient in gradients)
+
+    def test_without_the_positive_mask_one_link_goes_to_the_wrong_class(self) -> None:
+        loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False, mask_softmax=False)
+        assert loss(self.SAMPLE, self.LABEL).item() == pytest.approx(math.log(1 + math.exp(0.8)), abs=1e-12)
+        assert loss.last_terms.unlinked_share.item() == 1
+
+    def test_a_sample_without_a_positive_link_costs_a_constant_and_gives_no_gradient(self) -> None:
+        loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False)
+        value, *gradients = value_and_gradients(loss, self.SAMPLE, self.LABEL)
+        assert value.item() == pytest.approx(46.0517, abs=1e-4) == pytest.approx(NO_POSITIVE_LINK, abs=1e-4)
+        assert all(gradient.abs().max() == 0 for gradient in gradients)
+
+    @pytest.mark.parametrize(("label", "expected"), [(0, 1.5514447), (1, 0.5514447)])
+    def test_an_orthogonal_proxy_that_is_linked_still_counts(self, label: int, expected: float) -> None:
+        """Where Z == 0 makes the mask, as in the authors' code, these are 46.05 and 0."""
+        loss = loss_with(torch.eye(3, dtype=torch.float64)[:, None], ratio=1, proxy_weight=0)
+        sample = torch.eye(3, dtype=torch.float64)[1:2]
+        assert loss(sample, torch.tensor([label])).item() == pytest.approx(expected, abs=1e-6)
+
+    def test_the_literal_plus_one_drops_a_positive_that_the_safe_bonus_keeps(self) -> None:
+        similarity = torch.tensor([[[-0.6], [0.8], [0.9]]])  # own class at -.6: -.6 + 1 < .8
+        kept = nearest_proxies(similarity, torch.tensor([0]), 1, ABOVE_ANY_COSINE)
+        dropped = nearest_proxies(similarity, torch.tensor([0]), 1, 1.0)
+        assert kept.flatten().tolist() == [True, False, False]
+        assert dropped.flatten().tolist() == [False, False, True]
+
+        angles = torch.tensor([math.acos(-0.6), -math.acos(0.8)], dtype=torch.float64)
+        proxies = torch.stack([angles.cos(), angles.sin()], dim=-1)[:, None]
+        sample = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        safe, literal = (
+            loss_with(proxies, links=1, proxy_weight=0, literal_mask=literal)(sample, self.LABEL).item()
+            for literal in (False, True)
+        )
+        assert safe == 0
+        assert literal == pytest.approx(NO_POSITIVE_LINK)
+
+
+class TestLimitCases:
+    @pytest.fixture
+    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(7)
+        proxies = torch.randn(6, 3, 8, generator=generator)
+        return proxies, torch.randn(10, 8, generator=generator), torch.randint(6, (10,), generator=generator)
+
+    def test_one_fully_linked_proxy_per_class_is_normalised_softmax_cosface_and_proxy_nca(self, batch) -> None:
+        proxies, embeddings, labels = batch
+        ours = loss_with(proxies[:, :1], ratio=1, proxy_weight=0)(embeddings, labels)
+        for other, weight, transpose in [
+            (pml.NormalizedSoftmaxLoss(6, 8, temperature=1), "W", True),
+            (pml.CosFaceLoss(6, 8, margin=0, scale=1), "W", True),
+            (pml.ProxyNCALoss(6, 8, softmax_scale=0.5), "proxies", False),
+        ]:
+            with torch.no_grad():
+                getattr(other, weight).copy_(proxies[:, 0].T if transpose else proxies[:, 0])
+            torch.testing.assert_close(other(embeddings, labels), ours)
+
+    def test_several_fully_linked_proxies_per_class_are_a_classifier_with_their_sums(self, batch) -> None:
+        proxies, embeddings, labels = batch
+        normalise = torch.nn.functional.normalize
+        ours = loss_with(proxies, ratio=1, proxy_weight=0)(embeddings, labels)
+        logits = normalise(embeddings) @ normalise(proxies, dim=-1).sum(dim=1).T
+        torch.testing.assert_close(ours, torch.nn.functional.cross_entropy(logits, labels))
+        soft_triple = pml.SoftTripleLoss(6, 8, centers_per_class=3, la=3, gamma=1e9, margin=0)
+        with torch.no_grad():
+            soft_triple.fc.copy_(proxies.flatten(0, 1).T)
+        torch.testing.assert_close(ours, soft_triple(embeddings, labels))
+
+    def test_order_of_proxies_names_of_classes_and_length_of_vectors_do_not_matter(self, batch) -> None:
+        proxies, embeddings, labels = (x.double() if x.is_floating_point() else x for x in batch)
+        loss = loss_with(proxies, ratio=0.5)(embeddings, labels)
+        renamed = torch.tensor([3, 5, 0, 1, 4, 2])  # new name of each class
+        torch.testing.assert_close(loss_with(proxies[:, [2, 0, 1]], ratio=0.5)(embeddings, labels), loss)
+        torch.testing.assert_close(loss_with(proxies[renamed.argsort()], ratio=0.5)(embeddings, renamed[labels]), loss)
+        torch.testing.assert_close(loss_with(proxies * 5, ratio=0.5)(embeddings / 9, labels), loss)
+        backwards = torch.arange(9, -1, -1)
+        torch.testing.assert_close(loss_with(proxies, ratio=0.5)(embeddings[backwards], labels[backwards]), loss)
+
+    def test_with_one_proxy_per_class_the_loss_cannot_fall_below_its_bound(self) -> None:
+        classes, links = 40, 12
+        best = torch.zeros(classes, 1, 2, dtype=torch.float64)
+        best[:, 0, 0] = -1
+        best[0, 0, 0] = 1  # the sample's own proxy on top of it, all others opposite
+        value = loss_with(best, links=links, proxy_weight=0)(torch.tensor([[2.0, 0]]).double(), torch.tensor([0]))
+        assert value.item() == pytest.approx(math.log(1 + (links - 1) * math.exp(-2)), abs=1e-12)
+
+    def test_only_the_nearest_positives_are_kept_when_there_are_fewer_links_than_proxies(self) -> None:
+        similarity = torch.tensor([[[0.1, 0.9, 0.5], [1.0, 1.0, 1.0]]])
+        linked = nearest_proxies(similarity, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
+        assert linked.tolist() == [[[False, True, True], [False, False, False]]]
+
+    def test_a_zero_proxy_and_a_zero_embedding_are_similar_to_nothing(self) -> None:
+        proxies = torch.tensor([[[0.0, 0]], [[1.0, 0]]])
+        loss = loss_with(proxies, ratio=1, proxy_weight=0.3)
+        value, *gradients = value_and_gradients(loss, torch.tensor([[0.0, 0], [1, 0]]), torch.tensor([1, 1]))
+        assert value.isfinite()
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_class", "ratio", "links"),
+    [
+        (100, 12, 0.05, 60),
+        (98, 12, 0.05, 59),
+        (11318, 1, 0.05, 566),
+        (100, 12, 0.07, 84),
+        (5, 2, 3.0, 10),
+        (9, 1, 1e-6, 1),
+    ],
+)
+def test_links_are_the_papers_share_of_all_proxies(classes: int, per_class: int, ratio: float, links: int) -> None:
+    assert choose_links(classes, per_class, ratio) == links
+
+
+def test_links_may_be_given_instead_of_a_ratio_and_never_exceed_the_proxies() -> None:
+    assert ProxyGMLLoss(1000, 4, proxies_per_class=1, links=37).links == 37
+    assert ProxyGMLLoss(3, 4, proxies_per_class=2, links=99).links == 6
+
+
+def test_proxies_start_as_in_the_authors_code() -> None:
+    torch.manual_seed(0)
+    proxies = ProxyGMLLoss(98, 512).proxies
+    assert proxies.shape == (98, 12, 512)
+    assert proxies.abs().max() <= 1 / math.sqrt(98 * 12)
+    assert proxies.norm(dim=-1).mean().item() == pytest.approx(0.381, abs=0.002)  # METHODS.md 3.2, measured
+
+
+class TestUnderMixedPrecision:
+    @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+    def test_autocast_changes_nothing(self, low: torch.dtype) -> None:
+        torch.manual_seed(1)
+        loss = ProxyGMLLoss(20, 32)
+        embeddings, labels = torch.randn(8, 32, requires_grad=True), torch.randint(20, (8,))
+        plain = value_and_gradients(loss, embeddings, labels)
+        with torch.autocast("cpu", dtype=low):
+            value = loss(embeddings, labels)
+        mixed = value.detach(), *torch.autograd.grad(value, [embeddings, loss.proxies])
+        assert mixed[0].dtype == torch.float32
+        assert loss.proxies.dtype == torch.float32
+        for actual, expected in zip(mixed, plain, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+    def test_low_precision_embeddings_are_computed_in_float32(self, low: torch.dtype) -> None:
+        torch.manual_seed(1)
+        loss = ProxyGMLLoss(20, 32)
+        embeddings, labels = torch.randn(8, 32).to(low), torch.randint(20, (8,))
+        value = loss(embeddings, labels)
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, loss(embeddings.float(), labels), rtol=0, atol=0)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_autocast_on_cuda_changes_nothing(self) -> None:
+        loss = ProxyGMLLoss(20, 32).cuda()
+        embeddings, labels = torch.randn(8, 32, device="cuda"), torch.randint(20, (8,))
+        plain = loss(embeddings, labels)
+        with torch.autocast("cuda"):
+            torch.testing.assert_close(loss(embeddings, labels), plain, rtol=0, atol=0)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("embeddings", "labels", "message"),
+        [
+            (torch.ones(2, 4), torch.tensor([0, 3]), "expected labels in 0..2, got 0..3"),
+            (torch.ones(2, 4), torch.tensor([-1, 2]), "expected labels in 0..2, got -1..2"),
+            (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 4), got (2, 5)"),
+            (torch.ones(4), torch.tensor([0]), "expected embeddings of shape (batch, 4), got (4,)"),
+            (torch.ones(2, 4), torch.tensor([0.0, 1.0]), "expected integer labels, got torch.float32"),
+            (torch.ones(2, 4), torch.tensor([True, False]), "expected integer labels, got torch.bool"),
+            (torch.ones(2, 4), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
+            (torch.ones(2, 4, dtype=torch.int64), torch.tensor([0, 1]), "expected embeddings of a float type"),
+            (torch.ones(0, 4), torch.tensor([], dtype=torch.int64), "expected at least one embedding"),
+            (torch.tensor([[1.0, 0, 0, math.nan]] * 2), torch.tensor([0, 1]), "NaN or infinity in 2 of 2 rows"),
+            (torch.tensor([[1.0, 0, 0, math.inf], [1, 0, 0, 0]]), torch.tensor([0, 1]), "in 1 of 2 rows"),
+        ],
+    )
+    def test_is_refused_with_what_was_expected_and_what_came(self, embeddings, labels, message: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            ProxyGMLLoss(3, 4, ratio=0.9)(embeddings, labels)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"ratio": 0.0}, "ratio above 0"),
+            ({"ratio": math.nan}, "ratio above 0"),
+            ({"links": 0}, "links of at least 1"),
+            ({"proxies_per_class": 0}, "proxies_per_class of at least 1"),
+            ({"proxy_weight": -0.1}, "proxy_weight of at least 0"),
+        ],
+    )
+    def test_settings_out_of_range_are_refused(self, options: dict, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            ProxyGMLLoss(3, 4, **options)
+
+
+@pytest.mark.filterwarnings("default")
+class TestASettingThatLinksNoNegatives:
+    def test_is_legal_but_warned_about_with_the_ratio_that_would_help(self) -> None:
+        with pytest.warns(UserWarning, match=r"no negative is linked .* a ratio above 1/98 or links above 12"):
+            ProxyGMLLoss(98, 4, ratio=0.01)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert ProxyGMLLoss(98, 4, ratio=1.001 / 98).links == 13
+
+    def test_one_class_is_told_that_no_ratio_helps(self) -> None:
+        with pytest.warns(UserWarning, match="one class leaves nothing to tell apart"):
+            ProxyGMLLoss(1, 4, ratio=1)
+
+    def test_is_not_warned_about_where_positives_do_not_come_first(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ProxyGMLLoss(98, 4, ratio=0.01, positive_mask=False)
+
+    def test_still_trains_the_proxies_through_their_regulariser(self) -> None:
+        with pytest.warns(UserWarning, match="no negative"):
+            loss = ProxyGMLLoss(4, 3, proxies_per_class=2, links=2)
+        embeddings = torch.randn(5, 3, requires_grad=True)
+        loss(embeddings, torch.tensor([0, 1, 2, 3, 0])).backward()
+        assert embeddings.grad.abs().max() < 1e-7
+        assert loss.proxies.grad.abs().max() > 1e-4
+
+
+def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
+    loss = ProxyGMLLoss(10, 6, proxies_per_class=3, ratio=0.5, proxy_weight=0.7)
+    value = loss(torch.randn(4, 6), torch.arange(4))
+    terms = loss.last_terms
+    torch.testing.assert_close(value.detach(), terms.sample_loss + 0.7 * terms.proxy_loss)
+    assert not terms.sample_loss.requires_grad
+    assert not terms.proxy_loss.requires_grad
+    assert terms.unlinked_share.item() == 0
+    without = ProxyGMLLoss(10, 6, proxies_per_class=3, ratio=0.5, proxy_weight=0)
+    without(torch.randn(4, 6), torch.arange(4))
+    assert without.last_terms.proxy_loss is None
+
+
+def test_a_toy_problem_is_learned() -> None:
+    torch.manual_seed(0)
+    embeddings = torch.nn.Parameter(torch.randn(30, 8))
+    labels = torch.arange(30) % 3
+    loss = ProxyGMLLoss(3, 8, proxies_per_class=2, ratio=1)
+    optimizer = torch.optim.Adam([embeddings, *loss.parameters()], lr=0.05)
+    values = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        value = loss(embeddings, labels)
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < 0.5 * values[0]
+    similarity = torch.nn.functional.normalize(embeddings.detach()) @ torch.nn.functional.normalize(embeddings).T
+    nearest = similarity.fill_diagonal_(-1).argmax(dim=1)
+    assert (labels[nearest] == labels).all()
