@@ -1,6 +1,6 @@
 """Labelled images by name: `load("glyphs")` gives what to train on and what to test on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,3 +56,17 @@ class ImageList:
             root=self.root,
             pixels=None if self.pixels is None else self.pixels[chosen],
         )
+
+
+def load(
+    name: str, root: str | Path | None = None, *, size: int = 32, classes: int | None = None
+) -> tuple[ImageList, ImageList]:
+    """The training and the test images of a dataset, of classes that do not overlap.
+
+    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only that many classes of each.
+    """
+    if name == "glyphs":
+        from proxygml.datasets import glyphs
+
+        return glyphs.load(size=size, classes=classes)
+    raise ValueError(f"expected a dataset among glyphs, got {name!r}")

@@ -1,15 +1,16 @@
 """Letters in sixteen typefaces: the data set that needs no download. A class is a character, its images are its faces.
 
-matplotlib ships DejaVu Sans, Sans Mono and Serif and STIXGeneral, each in regular, bold, italic and bold italic. A letter
-(Unicode category L without Lm) that twelve or more of these faces have becomes a class, unless its drawing coincides in
-any face with that of another: of Latin A, Greek Alpha and Cyrillic A only the lowest code point, Latin A, stays.
-About 1,235 classes with 16,800 images remain. Half of the classes train, the other half test, in a fixed order.
+matplotlib ships DejaVu Sans, Sans Mono and Serif and STIXGeneral, each in regular, bold, italic and bold italic.
+A letter (Unicode category L without Lm) that twelve or more of these faces have becomes a class. Letters whose drawings
+coincide in any face make one class, that of the lowest code point: of Latin A, Greek Alpha and Cyrillic A, Latin A
+stays and the others are left out. About 1,235 classes with 16,800 images remain, half to train on and half to test on.
 """
 
 import os
 import unicodedata
 import warnings
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -47,7 +48,9 @@ SMALLEST, LARGEST = 8, 256  # pixels; all images at 256 fill 1.1 GB
 EM = 0.64  # of the image's height
 BASELINE = 0.74  # of the image's height, from the top
 
-COINCIDENCE_SIZE = 128  # pixels; fixed, so that the classes are the same for every `size`
+# Drawn at this size at least, then made smaller: whether drawings coincide does not hang on `size`, and no hinting
+# moves the strokes of small letters onto whole pixels, another way in every face.
+DRAWN_SIZE = 128
 RENDERING = 1  # part of the cache's name: count up when the drawings, the classes or the file's arrays change
 ORDER_SEED = 0
 
@@ -59,24 +62,25 @@ def load(*, size: int = 32, classes: int | None = None) -> tuple[ImageList, Imag
     The first call renders for some seconds; later ones read from the user's cache folder, or from PROXYGML_CACHE.
     """
     if not SMALLEST <= size <= LARGEST:
-        raise ValueError(f"expected a size of {SMALLEST} to {LARGEST} pixels, got {size}")
+        raise ValueError(f"expected a size of {SMALLEST} to {LARGEST} pixels, got {size}: 32 is usual")
     if classes is not None and classes < 2:
-        raise ValueError(f"expected at least 2 classes in each half, got {classes}: one class has nothing to differ from")
+        raise ValueError(f"expected at least 2 classes in each half, got {classes}: take more, or None for all")
     pixels, code_points, faces = _read_or_render(size)  # (M, size, size), (M,), (M,)
     order = _fixed_order(np.unique(code_points).tolist())
     half = len(order) // 2
     if classes is not None and classes > half:
-        raise ValueError(f"expected at most {half} classes, half of the {len(order)} there are, got {classes}")
-    train, test = order[:half], order[half:]
-    return tuple(_images_of(chosen[:classes], pixels, code_points, faces) for chosen in (train, test))
+        raise ValueError(f"expected at most {half} classes in each half, got {classes}: take fewer, or None for all")
+    train = _images_of(order[:half][:classes], pixels, code_points, faces)
+    test = _images_of(order[half:][:classes], pixels, code_points, faces)
+    return train, test
 
 
 def _images_of(chosen: list[int], pixels: np.ndarray, code_points: np.ndarray, faces: np.ndarray) -> ImageList:
     """The images of the chosen code points; the first of them is class 0."""
     class_names = tuple(f"U+{code_point:04X} {unicodedata.name(chr(code_point))}" for code_point in chosen)
-    images = [np.flatnonzero(code_points == code_point) for code_point in chosen]
-    labels = np.repeat(np.arange(len(chosen)), [len(of_class) for of_class in images])  # (M of these classes,)
-    images = np.concatenate(images)
+    of_class = [np.flatnonzero(code_points == code_point) for code_point in chosen]  # 12 to 16 indices for each class
+    labels = np.repeat(np.arange(len(chosen)), [len(images) for images in of_class])  # (M,) of these classes
+    images = np.concatenate(of_class)  # (M,)
     paths = [f"U+{code_points[image]:04X}/{FACES[faces[image]]}" for image in images]
     return ImageList(paths, labels, class_names, pixels=pixels[images])
 
@@ -93,10 +97,8 @@ def _fixed_order(code_points: list[int]) -> list[int]:
 def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `_render` gives, from the cache file where there is a sound one; else rendered, and kept there."""
     path = _cache_path(size)
-    try:
+    with suppress(Exception):  # whatever a missing, cut or foreign file raises: the drawings can be made again
         return _read(path, size)
-    except Exception:  # noqa: S110  whatever a missing, cut or foreign file raises: the drawings can be made again
-        pass
     pixels, code_points, faces = _render(size)
     try:
         with written_whole(path) as temporary:
@@ -107,6 +109,7 @@ def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _read(path: Path, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_render` gave when the file was written."""
     # Opened here because np.load leaves a broken zip open.
     with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         pixels, code_points, faces = stored["pixels"], stored["code_points"], stored["faces"]
@@ -143,8 +146,11 @@ def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     drawings = []
     for index, face in enumerate(FACES):
         present = _characters(face)
-        font = _font(face, size)
-        drawings += [(_draw(c, font, size), c, index) for c in code_points if c in present]
+        font = _font(face, max(size, DRAWN_SIZE))
+        for code_point in code_points:
+            if code_point in present:
+                drawing = _draw(code_point, font).resize((size, size), Image.Resampling.BOX)  # share of ink in a pixel
+                drawings.append((np.asarray(drawing), code_point, index))
     pixels, of_character, of_face = zip(*drawings, strict=True)
     return np.stack(pixels), np.array(of_character, dtype=np.int32), np.array(of_face, dtype=np.int8)
 
@@ -164,19 +170,19 @@ def _classes() -> tuple[int, ...]:
     blank = set()
     for face in FACES:
         present = _characters(face)
-        font = _font(face, COINCIDENCE_SIZE)
+        font = _font(face, DRAWN_SIZE)
         first_with = {}  # drawing -> the first letter that has it
         for code_point in letters:
             if code_point not in present:
                 continue
-            drawing = _draw(code_point, font, COINCIDENCE_SIZE)
-            if not drawing.any():
+            drawing = _draw(code_point, font)
+            if drawing.getbbox() is None:
                 blank.add(code_point)
                 continue
             other = first_with.setdefault(drawing.tobytes(), code_point)
             one, another = lowest_of_group(other), lowest_of_group(code_point)
             lowest[max(one, another)] = min(one, another)
-    return tuple(c for c in letters if lowest[c] == c and c not in blank)
+    return tuple(letter for letter in letters if lowest[letter] == letter and letter not in blank)
 
 
 def _is_letter(code_point: int) -> bool:
@@ -184,18 +190,19 @@ def _is_letter(code_point: int) -> bool:
     return category.startswith("L") and category != "Lm"  # Lm: modifiers, such as a raised h
 
 
-def _draw(code_point: int, font: ImageFont.FreeTypeFont, size: int) -> np.ndarray:
-    """The character, white on black (size, size): on the common baseline, its ink centred from left to right."""
+def _draw(code_point: int, font: ImageFont.FreeTypeFont) -> Image.Image:
+    """The character, white on black, in a square: on the common baseline, its ink centred from left to right."""
+    size = round(font.size / EM)
     image = Image.new("L", (size, size))
     left, _, right, _ = font.getbbox(chr(code_point), anchor="ls")
     position = ((size - left - right) // 2, round(BASELINE * size))
     ImageDraw.Draw(image).text(position, chr(code_point), fill=255, font=font, anchor="ls")
-    return np.asarray(image)
+    return image
 
 
-def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
-    # Basic layout: the other one depends on a library that not every Pillow has.
-    return ImageFont.truetype(_file(face), EM * size, layout_engine=ImageFont.Layout.BASIC)
+def _font(face: str, image_size: int) -> ImageFont.FreeTypeFont:
+    # Basic layout: the other one needs a library that not every Pillow brings.
+    return ImageFont.truetype(_file(face), EM * image_size, layout_engine=ImageFont.Layout.BASIC)
 
 
 @cache

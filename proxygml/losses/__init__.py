@@ -2,4 +2,4 @@
 
 from proxygml.losses.proxygml import ProxyGMLLoss
 
-__all__ = ["ProxyGMLLoss"]
+LOSSES = {"proxygml": ProxyGMLLoss}

@@ -1,0 +1,42 @@
+# make run    set up, train on embedded data, show scores and pictures (QUICK=1: the same in seconds, for CI)
+# make test   set up, run the whole test suite
+# make lint   ruff: lint and format check
+# make bench  side-by-side speed of the loss
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+QUICK ?=
+QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 2)
+
+.PHONY: run test lint format bench setup clean
+
+run: setup
+	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks.loss --quick
+
+setup: $(VENV)/installed
+
+# Installed again only when what is to be installed has changed.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11, or name yours with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,5 @@
+"""`python -m proxygml` is the command `proxygml`."""
+
+from proxygml.cli import main
+
+main()

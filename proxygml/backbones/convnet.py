@@ -1,0 +1,40 @@
+"""A small convolutional trunk that learns from nothing in minutes, for small images."""
+
+from torch import Tensor, nn
+
+
+class ConvNet(nn.Module):
+    """Four blocks of convolution, batch norm, ReLU and 2 x 2 pooling: images (B, 3, H, W) -> (B, 256, H/16, W/16)."""
+
+    stages = ("block1", "block2", "block3", "block4")
+    channels = 256
+    pixel_mean = (127.5, 127.5, 127.5)
+    pixel_std = (127.5, 127.5, 127.5)
+    bgr = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (3, 32, 64, 128, self.channels)
+        for name, before, after in zip(self.stages, channels, channels[1:], strict=False):
+            self.add_module(
+                name,
+                nn.Sequential(
+                    nn.Conv2d(before, after, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(after),
+                    nn.ReLU(inplace=True),
+                    nn.MaxPool2d(2),
+                ),
+            )
+
+    def stage(self, name: str, maps: Tensor) -> Tensor:
+        """One block's output from its input."""
+        return getattr(self, name)(maps)
+
+    def modules_of(self, name: str) -> list[nn.Module]:
+        """The modules of one block."""
+        return [getattr(self, name)]
+
+    def forward(self, images: Tensor) -> Tensor:
+        for name in self.stages:
+            images = self.stage(name, images)
+        return images

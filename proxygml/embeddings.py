@@ -1,0 +1,85 @@
+"""Vectors with labels and paths, in one .npz: whoever brings features of their own enters here."""
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from proxygml.files import written_whole
+from proxygml.images import Crops
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Row i of `vectors` is image `paths[i]` of class `labels[i]`."""
+
+    vectors: np.ndarray  # (M, D) floats
+    labels: np.ndarray  # (M,) integers
+    paths: np.ndarray  # (M,) strings
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or not np.issubdtype(self.vectors.dtype, np.floating):
+            raise ValueError(f"expected vectors as floats (M, D), got {self.vectors.dtype} {self.vectors.shape}")
+        if not np.issubdtype(self.labels.dtype, np.integer):
+            raise ValueError(f"expected integer labels, got {self.labels.dtype}")
+        if not len(self.vectors) == len(self.labels) == len(self.paths):
+            raise ValueError(
+                f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
+                f"{len(self.labels)} labels and {len(self.paths)} paths"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write all to one .npz, whole or not at all."""
+        with written_whole(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, vectors=self.vectors, labels=self.labels, paths=self.paths)
+
+    @classmethod
+    def load(cls, path: Path) -> "Embeddings":
+        """What `save` wrote, or any .npz with vectors and labels; images without paths are called by their number."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                missing = {"vectors", "labels"} - set(arrays)
+                if missing:
+                    raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
+                labels = arrays["labels"]
+                paths = arrays["paths"] if "paths" in arrays else np.arange(len(labels)).astype(str)
+                return cls(arrays["vectors"], labels, paths)
+        except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+            raise ValueError(f"{path} does not hold embeddings: {error}") from error
+
+
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    images: Crops,
+    paths: np.ndarray,
+    *,
+    batch_size: int = 128,
+    workers: int = 0,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Embeddings:
+    """The embeddings (M, D) of all images, in their order, by the model in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    vectors, done = [], 0
+    for batch, _ in DataLoader(images, batch_size=batch_size, num_workers=workers):
+        vectors.append(model(batch.to(device)).float().cpu())  # (batch, D)
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(images))
+    model.train(was_training)
+    return Embeddings(torch.cat(vectors).numpy(), np.asarray(images.labels), np.asarray(paths))
+
+
+def raw_pixels(images: Crops, *, side: int = 32) -> np.ndarray:
+    """Grey pixels (M, side * side) as vectors of unit length around their mean: what no learning gives."""
+    small = Crops(images.open_image, images.labels, size=side, test_crop=images.test_crop)
+    pixels = np.stack([small[i][0].numpy().mean(axis=0).ravel() for i in range(len(small))])  # (M, side * side)
+    pixels -= pixels.mean(axis=1, keepdims=True)
+    return (pixels / np.maximum(np.linalg.norm(pixels, axis=1, keepdims=True), 1e-12)).astype(np.float32)

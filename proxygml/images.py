@@ -1,0 +1,119 @@
+"""From an opened image to a tensor of one size: decode, turn, crop, mirror."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import Dataset
+
+Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images vary: the area and shape of a random crop, and whether mirror images are alike."""
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = True
+
+
+class Crops(Dataset):
+    """Item i is image i as a uint8 tensor (3, size, size) in RGB, and its label.
+
+    `open_image(i)` gives the image, decoded or not. With an augmentation, what is cut from image i depends on
+    (seed, epoch, i) alone: neither the order nor the number of workers changes it.
+    """
+
+    def __init__(
+        self,
+        open_image: Callable[[int], Image.Image],
+        labels: np.ndarray,
+        *,
+        size: int,
+        test_crop: float = 224 / 256,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        self.open_image = open_image
+        self.labels = labels
+        self.size = size
+        self.test_crop = test_crop
+        self.augmentation = augmentation
+        self.seed = seed
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with self.open_image(index) as image:
+            if self.augmentation is None:
+                pixels = cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
+            else:
+                random = np.random.default_rng((self.seed, self.epoch, index))
+                pixels = cut(
+                    image, lambda width, height: random_box(width, height, self.augmentation, random), self.size
+                )
+                if self.augmentation.flip and random.random() < 0.5:
+                    pixels = pixels[:, ::-1]
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), int(self.labels[index])
+
+
+def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:
+    """The box that `choose_box(width, height)` gives, resized in one step: uint8 (size, size, 3) in RGB."""
+    turned = image.getexif().get(0x0112, 1) if image.format in ("JPEG", "TIFF", "WEBP", "PNG", "MPO") else 1
+    if turned not in (0, 1):
+        image = ImageOps.exif_transpose(image)
+    box = choose_box(image.width, image.height)
+    if image.format == "JPEG" and turned in (0, 1):
+        full_width = image.width
+        # Decode at half, a quarter or an eighth where the crop stays larger than what is wanted of it.
+        share = size / max(1.0, min(box[2] - box[0], box[3] - box[1]))
+        image.draft("RGB", (math.ceil(image.width * share), math.ceil(image.height * share)))
+        box = tuple(edge * image.width / full_width for edge in box)
+        box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
+    return np.asarray(as_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The first frame as 8-bit RGB, transparency on white, 16-bit greys scaled down."""
+    if image.mode == "RGB":
+        return image
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        grey = np.asarray(image, dtype=np.float64)
+        return Image.fromarray((grey / (257 if grey.max() > 255 else 1)).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        paper = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def centre_box(width: int, height: int, share: float) -> Box:
+    """The centre square whose side is a share of the shorter side: Resize(256) and CenterCrop(224) for 224 / 256."""
+    side = min(width, height) * share
+    left, upper = (width - side) / 2, (height - side) / 2
+    return left, upper, left + side, upper + side
+
+
+def random_box(width: int, height: int, augmentation: Augmentation, random: np.random.Generator) -> Box:
+    """A crop of random area and shape, as torchvision's RandomResizedCrop defines it."""
+    lowest, highest = np.log(augmentation.crop_ratio)
+    for _ in range(10):
+        area = width * height * random.uniform(*augmentation.crop_scale)
+        ratio = math.exp(random.uniform(lowest, highest))
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            left = int(random.integers(width - crop_width + 1))
+            upper = int(random.integers(height - crop_height + 1))
+            return left, upper, left + crop_width, upper + crop_height
+    # Ten misses, as with a very long image: the largest centre crop of an allowed shape.
+    ratio = min(max(width / height, augmentation.crop_ratio[0]), augmentation.crop_ratio[1])
+    crop_width, crop_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+    left, upper = (width - crop_width) // 2, (height - crop_height) // 2
+    return left, upper, left + crop_width, upper + crop_height

@@ -1,0 +1,112 @@
+"""Pictures of a run: its curves, what its network retrieves, and a map of its space."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from proxygml.evaluation import neighbours
+from proxygml.files import written_whole
+
+RIGHT, WRONG, QUERY = "#1a9850", "#d73027", "#4d4d4d"
+
+
+def draw_curves(entries: Sequence[dict], path: Path) -> None:
+    """Loss and retrieval over the epochs of a log."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epochs = [entry["epoch"] for entry in entries]
+    for name, label in [("loss", "loss"), ("sample_loss", "on samples"), ("proxy_loss", "on proxies")]:
+        if all(name in entry for entry in entries):
+            left.plot(epochs, [entry[name] for entry in entries], marker=".", label=label)
+    left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
+    left.legend()
+    for split, label in [("held_out", "held-out training classes"), ("test", "test classes")]:
+        scored = [entry for entry in entries if split in entry]
+        for metric, style in [("recall@1", "-"), ("map_at_r", "--")] if scored else ():
+            right.plot(
+                [entry["epoch"] for entry in scored],
+                [100 * entry[split][metric] for entry in scored],
+                style,
+                marker=".",
+                label=f"{metric.replace('_at_r', '@R').replace('recall', 'Recall').replace('map', 'MAP')}, {label}",
+            )
+    right.set(xlabel="epoch", ylabel="%")
+    if right.lines:
+        right.legend()
+    _save(figure, path)
+
+
+def draw_retrieval(
+    open_image: Callable[[int], Image.Image], vectors: np.ndarray, labels: np.ndarray, path: Path
+) -> None:
+    """Twelve queries, each with its five nearest: green frames where the class is the same, red where it is not.
+
+    Half of the queries are drawn at random, half from those whose nearest is wrong: look at the mistakes.
+    """
+    nearest, _ = neighbours(vectors, count=min(5, len(vectors) - 1))  # (M, K)
+    failed = np.flatnonzero(labels[nearest[:, 0]] != labels)
+    random = np.random.default_rng(0)
+    queries = random.permutation(len(vectors))[: max(6, 12 - len(failed))]
+    queries = np.concatenate([queries, random.permutation(np.setdiff1d(failed, queries))[: 12 - len(queries)]])
+    rows = -(-len(queries) // 2)
+    columns = 1 + nearest.shape[1]
+    figure = Figure(figsize=(2 * columns * 0.95 + 0.6, rows + 0.5), layout="constrained")
+    figure.suptitle(
+        "query | its nearest among unseen classes; right half: queries that went wrong, where there are any"
+    )
+    cells = figure.subplots(rows, 2 * columns + 1, squeeze=False)
+    for axis in cells.ravel():
+        axis.axis("off")
+    for place, query in enumerate(queries):
+        row, offset = place % rows, (place // rows) * (columns + 1)
+        for column, index in enumerate([query, *nearest[query]]):
+            axis = cells[row, offset + column]
+            colour = QUERY if column == 0 else RIGHT if labels[index] == labels[query] else WRONG
+            _show_framed(axis, open_image(int(index)), colour)
+    _save(figure, path)
+
+
+def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str], path: Path) -> None:
+    """Up to a thousand embeddings in two dimensions (t-SNE), twelve classes in colour."""
+    from sklearn.manifold import TSNE
+
+    random = np.random.default_rng(0)
+    coloured = random.permutation(np.unique(labels))[:12]
+    members = np.flatnonzero(np.isin(labels, coloured))
+    others = random.permutation(np.setdiff1d(np.arange(len(labels)), members))[: max(0, 1000 - len(members))]
+    shown = np.concatenate([members, others])
+    if len(shown) < 4:
+        return
+    perplexity = min(30, (len(shown) - 1) / 3)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors[shown])  # (M, 2)
+
+    figure = Figure(figsize=(7.5, 6), layout="constrained")
+    axis = figure.subplots()
+    grey = ~np.isin(labels[shown], coloured)
+    axis.scatter(*points[grey].T, s=6, c="#d0d0d0", linewidths=0)
+    colours = [f"C{number}" for number in range(10)] + ["#000000", "#b8860b"]
+    for label, colour in zip(coloured, colours, strict=False):
+        chosen = points[labels[shown] == label]
+        axis.scatter(*chosen.T, s=22, color=colour, linewidths=0, label=class_names[label])
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
+    axis.set(title="Embeddings of classes never seen in training (t-SNE)", xticks=[], yticks=[])
+    _save(figure, path)
+
+
+def _show_framed(axis: object, image: Image.Image, colour: str) -> None:
+    with image:
+        picture = image.convert("RGB")
+        picture.thumbnail((128, 128))
+    axis.axis("on")
+    axis.imshow(np.asarray(picture))
+    axis.set(xticks=[], yticks=[])
+    for spine in axis.spines.values():
+        spine.set(color=colour, linewidth=3)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, dpi=110)

@@ -1,0 +1,148 @@
+"""What to do: a Recipe holds every setting of a run, PRESETS name the ones worth starting from."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every setting of a run. Defaults are the paper's, where it has one."""
+
+    dataset: str = "glyphs"
+    """Which images: see `proxygml datasets`."""
+    data: str | None = None
+    """Folder of the dataset; glyphs need none."""
+    classes: int | None = None
+    """Use this many training and as many test classes, instead of all."""
+    held_out: float = 0.1
+    """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
+    test_every_epoch: bool = False
+    """The paper's way: score the test classes after every epoch; with held_out 0, choose the best epoch on them."""
+
+    image_size: int = 224
+    """Side of the images that the network sees, in pixels."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest share of the area that a random training crop keeps."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Narrowest and widest shape of a random training crop."""
+    flip: bool = True
+    """Mirror half of the training images."""
+    test_crop: float = 224 / 256
+    """Share of the shorter side that the centre crop for testing keeps."""
+
+    backbone: str = "convnet"
+    """The network: convnet (small, learns from nothing)."""
+    embedding_dim: int = 512
+    """Length of an embedding."""
+    pooling: Literal["average", "max", "average+max"] = "average"
+    """How the maps of the network become one vector."""
+
+    loss: str = "proxygml"
+    """The loss to train with."""
+    proxies_per_class: int = 12
+    """N."""
+    ratio: float = 0.05
+    """r: each sample is linked to this share of all proxies."""
+    links: int | None = None
+    """k itself, instead of a ratio."""
+    proxy_weight: float = 0.3
+    """Lambda, the weight of the proxy regulariser."""
+    positive_mask: bool = True
+    """S^pos: link all proxies of the sample's own class first."""
+    literal_mask: bool = False
+    """Rank with the +1 that Eq. 3 writes, which does not always put positives first."""
+    mask_softmax: bool = True
+    """M: leave classes without a link out of the softmax."""
+
+    epochs: int = 50
+    """How often every training image is seen."""
+    batch_size: int = 32
+    """Images in a step."""
+    learning_rate: float = 1e-4
+    """Of the network."""
+    proxy_learning_rate: float = 3e-2
+    """Of the proxies."""
+    adam_epsilon: float = 1e-2
+    """Adam's epsilon; the authors' 0.01 makes small gradients take small steps."""
+    weight_decay: float = 1e-4
+    """Added to the gradient of network and proxies alike."""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """Learning rates fall in steps at the epochs in `decay`, or along a cosine to 0 at the end."""
+    decay: tuple[int, ...] = (20, 40)
+    """Epochs, counted from 0, from which the learning rates are a further ten times smaller."""
+    warmup: tuple[int, ...] = ()
+    """Epochs, counted from 0, that train head and proxies only."""
+    freeze_batch_norm: bool = False
+    """Keep the statistics of batch normalisation as they are."""
+    seed: int = 0
+    """Decides weights, order and crops; the same seed gives the same run."""
+
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    """The n of Recall@n."""
+    baselines: bool = True
+    """Also score the untrained network and raw pixels on the test classes."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Number format of the network; the loss always uses float32."""
+    workers: int = 0
+    """Processes that decode images; 0: none but the training itself."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # JSON has lists where a recipe has tuples
+            if isinstance(getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        for name in ("image_size", "embedding_dim", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if self.batch_size < 2:
+            raise ValueError(f"expected batch_size of at least 2, got {self.batch_size}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"expected crop_scale as two rising shares in (0, 1], got {self.crop_scale}")
+        if not self.recall_at or min(self.recall_at) < 1:
+            raise ValueError(f"expected recall_at as numbers of at least 1, got {self.recall_at}")
+
+    def changed(self, settings: Mapping[str, object]) -> "Recipe":
+        """This recipe with other settings; an unknown name is an error that names the nearest known one."""
+        known = [field.name for field in fields(self)]
+        for name in settings:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"a recipe has no setting {name!r}{hint}")
+        return replace(self, **settings)
+
+    def to_json(self) -> str:
+        """As JSON text that `from_json` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        """The recipe that `to_json` wrote; settings it does not name have their defaults."""
+        settings = json.loads(text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"expected a recipe as a JSON object, got {type(settings).__name__}")
+        return cls().changed(settings)
+
+
+GLYPHS = Recipe(
+    dataset="glyphs",
+    image_size=32,
+    crop_scale=(0.6, 1.0),
+    flip=False,
+    test_crop=1.0,
+    embedding_dim=128,
+    epochs=10,
+    learning_rate=2e-3,
+    adam_epsilon=1e-8,
+    schedule="cosine",
+)
+
+PRESETS: dict[str, tuple[str, Recipe]] = {
+    "glyphs": ("Letters of the world in sixteen typefaces, embedded: minutes on a CPU, nothing to download.", GLYPHS),
+}

@@ -1,0 +1,123 @@
+"""What happened: a Run is a folder with its recipe, log, checkpoints, scores and pictures."""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from proxygml.files import written_whole
+from proxygml.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder: recipe.json, log.jsonl, last.pt (and previous.pt), best.pt, scores.json and pictures."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, recipe: Recipe) -> "Run":
+        """A new run in an empty or absent folder."""
+        if folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
+        run = cls(folder)
+        with written_whole(folder / "recipe.json") as path:
+            path.write_text(recipe.to_json())
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        """The run that `create` began."""
+        if not (folder / "recipe.json").is_file():
+            raise FileNotFoundError(f"no recipe.json in {folder}: that is not the folder of a run")
+        return cls(folder)
+
+    @property
+    def recipe(self) -> Recipe:
+        path = self.folder / "recipe.json"
+        try:
+            return Recipe.from_json(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is not a recipe: {error}") from error
+
+    @property
+    def log(self) -> list[dict]:
+        """One entry per finished epoch; a half-written last line is left out."""
+        path = self.folder / "log.jsonl"
+        entries = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                break
+        return entries
+
+    def write_log(self, entries: list[dict]) -> None:
+        """Replace the log by these entries."""
+        with written_whole(self.folder / "log.jsonl") as path:
+            path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    @property
+    def scores(self) -> dict:
+        """Test scores by name (trained, untrained, pixels) of a finished run."""
+        path = self.folder / "scores.json"
+        if not path.exists():
+            raise FileNotFoundError(f"no scores.json in {self.folder}: finish it with proxygml train --resume")
+        return json.loads(path.read_text())
+
+    def write_scores(self, scores: dict) -> None:
+        with written_whole(self.folder / "scores.json") as path:
+            path.write_text(json.dumps(scores, indent=2) + "\n")
+
+    def save_last(self, state: dict) -> None:
+        """Write last.pt; the one before it stays as previous.pt."""
+        with written_whole(self.folder / "last.pt") as path:
+            save_checkpoint(state, path)
+            if (self.folder / "last.pt").exists():
+                (self.folder / "last.pt").replace(self.folder / "previous.pt")
+
+    def load_last(self) -> dict | None:
+        """The newest checkpoint that is whole; None where there is none yet."""
+        found = [path for name in ("last.pt", "previous.pt") if (path := self.folder / name).exists()]
+        for path in found:
+            try:
+                return load_checkpoint(path)
+            except ValueError as error:
+                broken = error
+        if found:
+            raise ValueError(f"no checkpoint in {self.folder} can be read ({broken}): start again with another --out")
+        return None
+
+    def save_best(self, state: dict) -> None:
+        """Write best.pt: the weights to use."""
+        with written_whole(self.folder / "best.pt") as path:
+            save_checkpoint(state, path)
+
+    def load_best(self) -> dict:
+        """The weights to use."""
+        path = self.folder / "best.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"no best.pt in {self.folder}: train it first with proxygml train --resume")
+        return load_checkpoint(path)
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write tensors and plain values to `path`."""
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # torch's file writer reports a full disk in its own way
+        raise OSError(f"could not write {path.parent}: {str(error).splitlines()[0]}") from error
+
+
+def load_checkpoint(path: Path) -> dict:
+    """What `save_checkpoint` wrote; a truncated or altered file is a ValueError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            altered = archive.testzip()  # compares the checksum of every record
+        if altered is not None:
+            raise ValueError(f"{altered} is altered")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

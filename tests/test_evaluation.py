@@ -1,0 +1,250 @@
+"""Neighbours and scores, against loops in exact arithmetic, other libraries and cases done by hand."""
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxygml import evaluation
+from proxygml.evaluation import Scores, evaluate, map_at_r, neighbours, nmi, r_precision, recall_at
+
+LABELS = [-7, 0, 3, 2**24, 2**24 + 1, 2**60, 2**60 + 1]  # gaps, a negative, and pairs that floats would merge
+
+
+def ranked(query, gallery, own=None):
+    """Indices of the gallery by exact squared distance, then by index; without `own`."""
+    squared = [sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(query, row, strict=True)) for row in gallery]
+    return sorted((i for i in range(len(gallery)) if i != own), key=lambda i: (squared[i], i))
+
+
+def scores_by_loop(vectors, labels, gallery, gallery_labels, counts):
+    """Recalls, R-precision, MAP@R and the number of lone queries, written from the definitions."""
+    alone = gallery is None
+    gallery, gallery_labels = (vectors, labels) if alone else (gallery, gallery_labels)
+    recalls, precision, average, lone = dict.fromkeys(counts, 0), 0, 0, 0
+    for i, (vector, label) in enumerate(zip(vectors, labels, strict=True)):
+        hits = [gallery_labels[j] == label for j in ranked(vector, gallery, own=i if alone else None)]
+        total = sum(hits)
+        recalls = {n: recalls[n] + any(hits[:n]) for n in counts}
+        lone += total == 0
+        if total:
+            precision += Fraction(sum(hits[:total]), total)
+            average += sum(Fraction(sum(hits[: k + 1]), k + 1) for k in range(total) if hits[k]) / total
+    shares = {n: found / len(vectors) for n, found in recalls.items()}
+    return shares, float(precision / len(vectors)), float(average / len(vectors)), lone
+
+
+def random_case(images=60, dimensions=16):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 7, images)
+    vectors = generator.normal(size=(images, dimensions)) + 0.7 * generator.normal(size=(7, dimensions))[labels]
+    return vectors.astype(np.float32), labels
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), width=st.integers(1, 3), alone=st.booleans(), block=st.integers(1, 11))
+def test_scores_equal_a_loop_in_exact_arithmetic_with_ties_and_duplicates(data, width, alone, block):
+    # Few integer points on a small grid: ties and duplicates everywhere. A common offset must not cost digits.
+    item = st.tuples(st.tuples(*[st.integers(10**9, 10**9 + 3)] * width), st.sampled_from(LABELS))
+    vectors, labels = zip(*data.draw(st.lists(item, min_size=2, max_size=10)), strict=True)
+    items = data.draw(st.lists(item, min_size=1, max_size=10))
+    gallery, gallery_labels = (None, None) if alone else zip(*items, strict=True)
+    counts = data.draw(st.lists(st.integers(1, 14), max_size=4, unique=True))
+    options = {"gallery": gallery, "gallery_labels": gallery_labels, "recall_at": counts}
+    scores = evaluate(np.array(vectors, dtype=np.float64), labels, cluster=False, block=block, **options)
+    recalls, precision, average, lone = scores_by_loop(vectors, labels, gallery, gallery_labels, counts)
+    assert scores.recall == recalls
+    assert [scores.r_precision, scores.map_at_r] == pytest.approx([precision, average], rel=1e-12, abs=0)
+    assert (scores.lone_queries, scores.images, scores.classes) == (lone, len(vectors), len(set(labels)))
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("block", [None, 1, 7, 64])
+def test_neighbours_of_float_vectors_equal_an_exact_loop(unit, block):
+    vectors, _ = random_case(images=40, dimensions=9)
+    vectors *= np.geomspace(0.1, 1000, 40, dtype=np.float32)[:, None]  # arbitrary norms
+    if unit:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = [ranked(vector.tolist(), vectors.tolist(), own=i) for i, vector in enumerate(vectors)]
+    indices, distances = neighbours(vectors, count=39, block=block)
+    assert indices.tolist() == expected
+    exact = np.linalg.norm(vectors[:, None].astype(np.float64) - vectors[indices], axis=2)
+    np.testing.assert_allclose(distances, exact, rtol=1e-9)
+    assert neighbours(vectors, count=5, block=block)[0].tolist() == [row[:5] for row in expected]
+
+
+@pytest.mark.parametrize("count", [1, 40, 300])
+@pytest.mark.parametrize("block", [None, 1, 37])
+def test_copies_of_a_vector_are_equally_far_and_come_by_index(count, block):
+    generator = np.random.default_rng(1)
+    distinct, which = generator.normal(size=(30, 512)), generator.integers(0, 30, 301)  # odd: equal columns round apart
+    distinct[:, 0] = 0
+    squared = ((distinct[:, None] - distinct) ** 2).sum(2)[which][:, which]
+    np.fill_diagonal(squared, np.inf)
+    vectors = distinct[which]
+    vectors[-1, 0] = -0.0  # equals 0
+    indices, distances = neighbours(vectors, count=count, block=block)
+    assert (indices == squared.argsort(axis=1, kind="stable")[:, :count]).all()
+    assert ((distances == 0) == (which[indices] == which[:, None])).all()
+
+
+def test_neighbours_closer_than_the_expanded_square_resolves_keep_their_order():
+    points = np.array([[1.0], [1.0 + 3e-9], [1.0 + 1e-9], [-1.0], [0.0]])  # |x|² + |y|² - 2xy is rounded to 0 or 2e-16
+    indices, distances = neighbours(points[:1], points[1:], count=4)
+    assert indices.tolist() == [[1, 0, 3, 2]]
+    np.testing.assert_allclose(distances, [[1e-9, 3e-9, 1, 2]], rtol=1e-6)
+
+
+def test_four_points_on_a_line_give_the_values_done_by_hand():
+    scores = evaluate([[0.0], [1], [10], [11]], [0, 1, 0, 1], recall_at=(1, 2, 3, 100), cluster=False)
+    assert scores.recall == {1: 0.0, 2: 0.5, 3: 1.0, 100: 1.0}
+    assert scores.r_precision == scores.map_at_r == 0.0
+
+
+def test_metrics_of_one_list_of_hits_are_those_done_by_hand():
+    hits, positives = torch.tensor([[False, True, True, True], [True, False, False, False]]), torch.tensor([3, 0])
+    assert [recall_at(hits, n).tolist() for n in (1, 2)] == [[0, 1], [1, 1]]
+    assert r_precision(hits, positives).tolist() == [pytest.approx(2 / 3), 0]
+    assert map_at_r(hits, positives).tolist() == [pytest.approx((1 / 2 + 2 / 3) / 3), 0]
+
+
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_scores_equal_those_of_pytorch_metric_learning(with_gallery):
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    vectors, labels = random_case(images=500)
+    gallery, gallery_labels = (vectors[300:], labels[300:]) if with_gallery else (None, None)
+    vectors, labels = vectors[:300], labels[:300]
+    include = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(include=include, k="max_bin_count", device=torch.device("cpu"))
+    theirs = calculator.get_accuracy(vectors, labels, gallery, gallery_labels)
+    ours = evaluate(vectors, labels, gallery=gallery, gallery_labels=gallery_labels, cluster=False)
+    assert 0.2 < ours.map_at_r < ours.recall[1] < 0.95  # neither case is trivial
+    expected = [theirs[key] for key in include]
+    assert [ours.recall[1], ours.r_precision, ours.map_at_r] == pytest.approx(expected, rel=1e-12)
+
+
+def test_lone_queries_are_reported_and_count_as_misses():
+    vectors = np.array([[0.0], [1], [5], [6]])
+    scores = evaluate(vectors, np.array([4, 4, 9, -1]), recall_at=(1, 3), cluster=False)
+    assert (scores.lone_queries, scores.recall) == (2, {1: 0.5, 3: 0.5})
+    assert scores.r_precision == scores.map_at_r == 0.5
+    assert evaluate(vectors, np.arange(4), cluster=False).recall[1] == 0
+
+
+def test_the_block_size_changes_nothing_and_recall_only_grows_with_n():
+    vectors, labels = random_case(images=120, dimensions=300)
+    vectors[60:90] = vectors[:30]
+    scores = [evaluate(vectors, labels, recall_at=range(1, 20), cluster=False, block=b) for b in (None, 1, 2, 119, 500)]
+    assert all(score == scores[0] for score in scores)
+    assert list(scores[0].recall.values()) == sorted(scores[0].recall.values())
+
+
+def test_arrays_and_tensors_of_every_float_type_give_the_same_scores():
+    vectors, labels = random_case()
+    vectors = torch.from_numpy(vectors).bfloat16()  # every type below holds these values
+    expected = evaluate(vectors.double().numpy(), labels, cluster=False)
+    read_only = np.broadcast_to(vectors.double().numpy(), vectors.shape)
+    columns_first = np.asfortranarray(vectors.float().numpy()).astype(np.longdouble)
+    for form in (vectors, vectors.float(), vectors.clone().requires_grad_(), read_only, columns_first):
+        assert evaluate(form, torch.from_numpy(labels).int(), cluster=False) == expected
+        assert evaluate(form, labels.astype(np.uint8), cluster=False) == expected
+
+
+def test_progress_is_told_after_every_block():
+    (vectors, labels), told = random_case(images=10), []
+    evaluate(vectors, labels, cluster=False, block=4, progress=lambda done, total: told.append((done, total)))
+    assert told == [(4, 10), (8, 10), (10, 10)]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e100])
+def test_nmi_of_far_groups_equals_scikit_learn_on_the_known_groups(scale):
+    from sklearn.metrics import normalized_mutual_info_score
+
+    generator = np.random.default_rng(0)
+    group = generator.permutation(np.arange(120) % 4)
+    vectors = (1e4 + 100 * np.eye(4)[group] + generator.normal(size=(120, 4))) * scale
+    labels = np.array(LABELS)[np.where(generator.random(120) < 0.8, group, 3)]  # some labels are wrong
+    expected = normalized_mutual_info_score(group, labels, average_method="arithmetic")
+    assert 0.3 < expected < 0.9
+    assert nmi(vectors, labels)[0] == pytest.approx(expected, rel=1e-12)
+    assert evaluate(vectors, group * 5 - 9).nmi == pytest.approx(1, rel=1e-12)
+
+
+def test_nmi_is_zero_without_a_warning_where_all_vectors_are_equal():
+    assert nmi(np.ones((6, 3)), np.array([0, 1, 2, 0, 1, 2]))[0] == 0
+
+
+def test_nmi_with_many_classes_uses_one_start(capfd):
+    vectors = np.arange(1001.0)[:, None] * [1, -1]
+    value, start = nmi(vectors, np.arange(1001), seed=3)  # every point its own cluster
+    assert (value, start) == (pytest.approx(1, rel=1e-12), "faiss, 25 iterations, best of 1 k-means++ start, seed 3")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nmi_repeats_with_its_seed_and_says_how_it_started(monkeypatch):
+    vectors, labels = random_case(images=200)
+    first = evaluate(vectors, labels, seed=5)
+    assert first == evaluate(vectors, labels, seed=5)
+    assert first.nmi_start == "faiss, 25 iterations, best of 10 k-means++ starts, seed 5"
+    monkeypatch.setattr(evaluation, "MOST_CLUSTERS_WITH_RESTARTS", 6)
+    assert nmi(vectors, labels, seed=5) == nmi(vectors, labels, seed=5)
+    assert len({nmi(vectors, labels, seed=seed)[0] for seed in range(5)}) > 1
+
+
+def test_scores_survive_json():
+    vectors, labels = random_case()
+    for scores in (evaluate(vectors, labels, recall_at=(1, 10)), evaluate(vectors, labels, cluster=False)):
+        written = json.loads(json.dumps(scores.to_json(), allow_nan=False))
+        assert (Scores.from_json(written), written["recall@1"]) == (scores, scores.recall[1])
+    with pytest.raises(ValueError, match=r"\['accuracy', 'nmi'\] differ"):
+        Scores.from_json({key: value for key, value in written.items() if key != "nmi"} | {"accuracy": 1.0})
+
+
+SIX, ONES = np.arange(6.0).reshape(3, 2), np.ones(3, dtype=int)
+REFUSED = {
+    r"vectors of shape \(2 or more, dimensions\).*float64 of shape \(2,\)": lambda: evaluate(SIX[0], ONES),
+    r"2 or more.*shape \(1, 2\)": lambda: evaluate(SIX[:1], ONES[:1]),
+    r"shape \(3, 0\)": lambda: evaluate(SIX[:, :0], ONES),
+    "real numbers, but complex64": lambda: evaluate(torch.from_numpy(SIX).cfloat(), ONES),
+    "finite vectors.*1 of 3 rows are not, first row 1": lambda: evaluate(np.where(SIX == 3, np.nan, SIX), ONES),
+    "1 of 3 rows are not, first row 2": lambda: evaluate(np.where(SIX > 3, np.inf, SIX), ONES),
+    r"labels of shape \(3,\).*int64 of shape \(2,\)": lambda: evaluate(SIX, ONES[:2]),
+    "integers, but float64": lambda: evaluate(SIX, ONES.astype(float)),
+    "integers, but float32": lambda: nmi(SIX, torch.ones(3)),
+    r"from 1 in recall_at, but \(0, 1\)": lambda: evaluate(SIX, ONES, recall_at=(0, 1)),
+    r"whole numbers.*\[1.5\]": lambda: evaluate(SIX, ONES, recall_at=[1.5]),
+    "block of 1 or more queries, but 0": lambda: evaluate(SIX, ONES, block=0),
+    "only one came: pass both or neither": lambda: evaluate(SIX, ONES, gallery=SIX),
+    "together.*pass both or neither": lambda: evaluate(SIX, ONES, gallery_labels=ONES),
+    r"gallery.*1 or more, 2\).*\(3, 1\)": lambda: evaluate(SIX, ONES, gallery=SIX[:, :1], gallery_labels=ONES),
+    r"gallery_labels of shape \(3,\)": lambda: evaluate(SIX, ONES, gallery=SIX, gallery_labels=ONES[:1]),
+    "count from 1 to 2.*but 3 came": lambda: neighbours(SIX, count=3),
+    "count from 1 to 3.*but 0 came": lambda: neighbours(SIX, SIX, count=0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_refused_with_what_was_expected_and_what_came(message):
+    with pytest.raises(ValueError, match=message):
+        REFUSED[message]()
+
+
+def test_importing_loads_no_heavy_library_and_memory_stays_far_below_all_pairs():
+    program = """
+import resource, sys, numpy
+from proxygml.evaluation import evaluate
+assert not {"sklearn", "scipy", "faiss", "pytorch_metric_learning"} & sys.modules.keys()
+evaluate(numpy.eye(50), numpy.arange(50), cluster=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+evaluate(numpy.random.default_rng(0).normal(size=(12_000, 8)), numpy.arange(12_000) // 4, cluster=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert int(grown) < 300_000  # kB; all pairs would be 1,152,000
