@@ -42,7 +42,10 @@ class Embeddings:
     def load(cls, path: Path) -> "Embeddings":
         """What `save` wrote, or any .npz with vectors and labels; images without paths are called by their number."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with Path(path).open("rb") as file:
+                arrays = np.load(file, allow_pickle=False)
+                if isinstance(arrays, np.ndarray):
+                    raise ValueError("one array, where vectors and labels are needed")
                 missing = {"vectors", "labels"} - set(arrays)
                 if missing:
                     raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")

@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,10 @@ class Recipe:
         for field in fields(self):  # JSON has lists where a recipe has tuples
             if isinstance(getattr(self, field.name), list):
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        for name, kind in get_type_hints(type(self)).items():
+            if not _fits(getattr(self, name), kind):
+                expected = getattr(kind, "__name__", str(kind).replace("typing.", ""))
+                raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
         for name in ("image_size", "embedding_dim", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
@@ -130,6 +134,22 @@ class Recipe:
         return cls().changed(settings)
 
 
+def _fits(value: object, kind: object) -> bool:
+    """Whether a value is of a type as the fields of a Recipe name them."""
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return value in inner
+    if get_origin(kind) is tuple:
+        same = len(inner) == 2 and inner[1] is ...
+        kinds = inner[:1] * len(value) if isinstance(value, tuple) and same else inner
+        return isinstance(value, tuple) and len(kinds) == len(value) and all(map(_fits, value, kinds))
+    if inner:  # int | None
+        return any(_fits(value, one) for one in inner)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
 GLYPHS = Recipe(
     dataset="glyphs",
     image_size=32,
@@ -137,7 +157,8 @@ GLYPHS = Recipe(
     flip=False,
     test_crop=1.0,
     embedding_dim=128,
-    epochs=10,
+    proxies_per_class=4,
+    epochs=12,
     learning_rate=2e-3,
     adam_epsilon=1e-8,
     schedule="cosine",

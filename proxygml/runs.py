@@ -1,6 +1,13 @@
 """What happened: a Run is a folder with its recipe, log, checkpoints, scores and pictures."""
 
 import json
+import os
+import pickle
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +16,7 @@ import torch
 
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
+from proxygml.version import __version__
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,9 @@ class Run:
         return json.loads(path.read_text())
 
     def write_scores(self, scores: dict) -> None:
+        """Write scores.json, with what made them beside them."""
         with written_whole(self.folder / "scores.json") as path:
-            path.write_text(json.dumps(scores, indent=2) + "\n")
+            path.write_text(json.dumps(scores | {"made_by": provenance()}, indent=2) + "\n")
 
     def save_last(self, state: dict) -> None:
         """Write last.pt; the one before it stays as previous.pt."""
@@ -103,6 +112,21 @@ class Run:
         return load_checkpoint(path)
 
 
+def provenance() -> dict[str, str | None]:
+    """What a result was made by: command, versions, commit (None outside a checkout) and machine."""
+    package = Path(__file__).parent
+    git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    described = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
+    return {
+        "command": shlex.join(["proxygml", *sys.argv[1:]]),
+        "proxygml": __version__,
+        "commit": described.stdout.strip() if described and described.returncode == 0 else None,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
+        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
+    }
+
+
 def save_checkpoint(state: dict, path: Path) -> None:
     """Write tensors and plain values to `path`."""
     try:
@@ -119,5 +143,7 @@ def load_checkpoint(path: Path) -> dict:
         if altered is not None:
             raise ValueError(f"{altered} is altered")
         return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} holds more than weights and plain values: it is not opened") from error
     except (ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from error

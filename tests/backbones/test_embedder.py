@@ -1,0 +1,68 @@
+"""The Embedder: pixels in, embeddings out."""
+
+import pytest
+import torch
+
+from proxygml.backbones import Embedder, build
+
+
+class Identity(torch.nn.Module):
+    """A trunk that gives its input, so that what reaches it can be seen."""
+
+    channels, pixel_mean, pixel_std, bgr = 3, (10.0, 20.0, 30.0), (1.0, 2.0, 5.0), False
+    stages = ("all",)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+class Reversed(Identity):
+    bgr = True
+
+
+def test_embeddings_have_unit_length_unless_told_otherwise() -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    torch.testing.assert_close(build("convnet", embedding_dim=7)(images).norm(dim=1), torch.ones(4))
+    raw = build("convnet", embedding_dim=7, normalise=False)(images)
+    assert raw.shape == (4, 7)
+    assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize(("trunk", "expected"), [(Identity(), (90.0, 40.0, 14.0)), (Reversed(), (90.0, 40.0, 14.0))])
+def test_pixels_are_scaled_in_the_order_the_trunk_takes(trunk: Identity, expected: tuple) -> None:
+    order = [2, 1, 0] if trunk.bgr else [0, 1, 2]
+    pixels = torch.tensor([100, 100, 100], dtype=torch.uint8)[order].view(1, 3, 1, 1)
+    embedder = Embedder(trunk, 3, normalise=False)
+    with torch.no_grad():
+        embedder.head.weight.copy_(torch.eye(3))
+        embedder.head.bias.zero_()
+    torch.testing.assert_close(embedder(pixels)[0], torch.tensor(expected))
+    red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    place = 2 if trunk.bgr else 0  # a network that takes blue first sees red last
+    assert embedder(red)[0, place] > 0
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("average", 2.0), ("max", 5.0), ("average+max", 7.0)])
+def test_pooling_is_average_maximum_or_their_sum(pooling: str, expected: float) -> None:
+    embedder = Embedder(Identity(), 2, pooling=pooling)
+    maps = torch.tensor([0.0, 1.0, 2.0, 5.0]).view(1, 1, 2, 2).expand(1, 3, 2, 2)
+    torch.testing.assert_close(embedder.pool(maps), torch.full((1, 3), expected))
+
+
+def test_statistics_of_pixels_are_no_weights() -> None:
+    assert not [name for name in build("convnet", embedding_dim=2).state_dict() if "pixel" in name]
+
+
+def test_stages_of_the_small_network_run_one_by_one_give_its_maps() -> None:
+    trunk = build("convnet", embedding_dim=2).trunk.eval()
+    maps = images = torch.randn(2, 3, 32, 32)
+    for name in trunk.stages:
+        maps = trunk.stage(name, maps)
+        assert trunk.modules_of(name)
+    torch.testing.assert_close(maps, trunk(images))
+    assert maps.shape == (2, 256, 2, 2)
+
+
+def test_an_unknown_backbone_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"among convnet.*, got 'resnet9000'"):
+        build("resnet9000", embedding_dim=2)

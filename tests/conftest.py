@@ -1,0 +1,36 @@
+"""What all tests share: a cache folder of their own, and a run that is small enough to train in a second."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from proxygml.recipes import GLYPHS, Recipe
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing that a test draws goes to the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["PROXYGML_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny() -> Recipe:
+    """Ten classes of letters, three epochs."""
+    return GLYPHS.changed(
+        {"classes": 10, "epochs": 3, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.2, "baselines": False}
+    )
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
+    """A finished tiny run with everything in it."""
+    from proxygml.training import train
+
+    recipe = GLYPHS.changed({"classes": 10, "epochs": 2, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return train(recipe, tmp_path_factory.mktemp("runs") / "tiny")

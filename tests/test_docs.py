@@ -1,0 +1,71 @@
+"""The README, the pages in docs/ and the examples do what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxygml.recipes import PRESETS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+PYTHON = [(page, code) for page in PAGES for code in blocks(page, "python")]
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(PYTHON)])
+def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_shows_the_loss_in_python() -> None:
+    assert any("ProxyGMLLoss(" in code for page, code in PYTHON if page.name == "README.md")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_command_and_preset_is_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    done = subprocess.run([sys.executable, "-m", "proxygml", "--help"], capture_output=True, text=True, check=True)
+    commands = re.search(r"\{([a-z,]+)\}", done.stdout).group(1).split(",")
+    assert {"train", "embed", "evaluate"} <= set(commands)
+    for command in commands:
+        assert f"## proxygml {command}" in page, f"docs/cli.md does not document {command}"
+    for preset in PRESETS:
+        assert f"`{preset}`" in page, f"docs/cli.md does not document the preset {preset}"
+
+
+def test_every_setting_of_a_recipe_is_documented() -> None:
+    from dataclasses import fields
+
+    from proxygml.recipes import Recipe
+
+    page = (ROOT / "docs" / "cli.md").read_text()
+    missing = [f.name for f in fields(Recipe) if f"`--{f.name.replace('_', '-')}`" not in page]
+    assert not missing, f"docs/cli.md does not document {missing}"
+
+
+def test_the_commands_that_make_offers_are_the_ones_the_readme_names() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text()))
+    assert {"run", "test"} <= named <= targets

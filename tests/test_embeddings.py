@@ -1,0 +1,90 @@
+"""Vectors with labels and paths."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.images import Crops
+
+
+def some(count: int = 5) -> Embeddings:
+    random = np.random.default_rng(0)
+    return Embeddings(
+        random.normal(size=(count, 3)).astype(np.float32),
+        np.arange(count) % 2,
+        np.array([f"röd/{number}.jpg" for number in range(count)]),
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    some().save(tmp_path / "a.npz")
+    loaded = Embeddings.load(tmp_path / "a.npz")
+    np.testing.assert_array_equal(loaded.vectors, some().vectors)
+    np.testing.assert_array_equal(loaded.labels, some().labels)
+    assert loaded.paths.tolist() == some().paths.tolist()
+
+
+def test_features_without_paths_are_called_by_their_number(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2), np.float16), labels=np.array([0, 1, 1]))
+    assert Embeddings.load(tmp_path / "own.npz").paths.tolist() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.arange(3)}, "no array vectors, only labels"),
+        ({"vectors": np.ones(3), "labels": np.arange(3)}, r"expected vectors as floats \(M, D\)"),
+        ({"vectors": np.ones((3, 2)), "labels": np.arange(4)}, "3 vectors, 4 labels"),
+        ({"vectors": np.ones((3, 2)), "labels": np.ones(3)}, "expected integer labels, got float64"),
+        ({"vectors": np.array([[{}]]), "labels": np.arange(1)}, "allow_pickle=False"),
+    ],
+)
+def test_an_npz_that_holds_no_embeddings_says_what_is_wrong(tmp_path: Path, arrays: dict, message: str) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        Embeddings.load(tmp_path / "bad.npz")
+    assert "bad.npz does not hold embeddings" in str(caught.value)
+
+
+def test_a_truncated_or_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
+    some(500).save(tmp_path / "a.npz")
+    whole = (tmp_path / "a.npz").read_bytes()
+    np.save(tmp_path / "array.npy", np.ones(3))
+    array = (tmp_path / "array.npy").read_bytes()
+    for content in [whole[: len(whole) // 2], whole[:-1], b"", b"not a zip", b"PK\x03\x04", array]:
+        (tmp_path / "cut.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"cut.npz does not hold embeddings"):
+            Embeddings.load(tmp_path / "cut.npz")
+    with pytest.raises(FileNotFoundError):
+        Embeddings.load(tmp_path / "absent.npz")
+
+
+def test_embedding_keeps_the_order_and_leaves_the_model_as_it_was() -> None:
+    shades = [Image.new("RGB", (8, 8), (shade,) * 3) for shade in range(0, 250, 10)]
+    crops = Crops(lambda index: shades[index], np.arange(len(shades)), size=8)
+
+    class Brightness(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            assert not self.training
+            assert not torch.is_grad_enabled()
+            return images.float().mean(dim=(2, 3))
+
+    model, told = Brightness().train(), []
+    result = embed(model, crops, np.arange(len(shades)).astype(str), batch_size=4, progress=lambda *at: told.append(at))
+    np.testing.assert_array_equal(result.vectors[:, 0], np.arange(0, 250, 10))
+    assert model.training
+    assert told[0] == (4, 25)
+    assert told[-1] == (25, 25)
+
+
+def test_raw_pixels_are_unit_vectors_that_ignore_brightness() -> None:
+    dark = np.random.default_rng(0).integers(0, 100, (32, 32), dtype=np.uint8)
+    images = [Image.fromarray(dark), Image.fromarray(dark + 100), Image.new("L", (32, 32), 7)]
+    vectors = raw_pixels(Crops(lambda index: images[index], np.arange(3), size=64, test_crop=1.0))
+    assert vectors.shape == (3, 1024)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 0], atol=1e-6)

@@ -1,0 +1,74 @@
+"""Recipes: every setting of a run."""
+
+import itertools
+import json
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from proxygml.recipes import GLYPHS, PRESETS, Recipe
+
+
+def test_defaults_are_the_papers() -> None:
+    recipe = Recipe()
+    assert (recipe.proxies_per_class, recipe.ratio, recipe.proxy_weight) == (12, 0.05, 0.3)
+    assert (recipe.learning_rate, recipe.proxy_learning_rate, recipe.adam_epsilon) == (1e-4, 3e-2, 1e-2)
+    assert (recipe.epochs, recipe.batch_size, recipe.embedding_dim, recipe.image_size) == (50, 32, 512, 224)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_recipe_survives_json(name: str) -> None:
+    recipe = PRESETS[name][1]
+    assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+def test_an_unknown_setting_names_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match="no setting 'learning_rates': did you mean 'learning_rate'"):
+        GLYPHS.changed({"learning_rates": 1})
+    with pytest.raises(ValueError, match="no setting 'proxies': did you mean 'proxies_per_class'"):
+        Recipe.from_json(json.dumps({"proxies": 3}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs of at least 1, got 0"),
+        ({"batch_size": 1}, "batch_size of at least 2"),
+        ({"held_out": 1.0}, "held_out from 0 to below 1"),
+        ({"crop_scale": (0.9, 0.5)}, "crop_scale as two rising shares"),
+        ({"recall_at": ()}, "recall_at as numbers"),
+        ({"epochs": "3"}, "expected epochs as int, got .3."),
+        ({"flip": 1}, "expected flip as bool"),
+        ({"decay": (1, 2.5)}, "expected decay as"),
+        ({"crop_scale": (0.1, 0.2, 0.3)}, "expected crop_scale as"),
+        ({"pooling": "mean"}, "expected pooling as"),
+        ({"links": 1.5}, "expected links as"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe().changed(settings)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "3"])
+def test_what_is_no_recipe_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Recipe.from_json(text)
+
+
+def test_a_recipe_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        GLYPHS.epochs = 3
+
+
+def test_every_setting_is_explained() -> None:
+    import ast
+    import inspect
+
+    body = ast.parse(inspect.getsource(Recipe)).body[0].body
+    explained = {
+        statement.target.id
+        for statement, after in itertools.pairwise(body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr)
+    }
+    assert explained == {field.name for field in fields(Recipe)}

@@ -1,0 +1,114 @@
+"""The folder of a run and its checkpoints."""
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxygml.recipes import GLYPHS
+from proxygml.runs import Run, load_checkpoint
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", GLYPHS)
+
+
+def state(number: int) -> dict:
+    return {"epochs_done": number, "weights": torch.full((1000,), float(number)), "nested": {"names": ["a", "b"]}}
+
+
+def test_a_run_remembers_its_recipe_and_log(run: Run) -> None:
+    run.write_log([{"epoch": 1}, {"epoch": 2}])
+    again = Run.open(run.folder)
+    assert again.recipe == GLYPHS
+    assert again.log == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_half_written_line_of_the_log_is_left_out(run: Run) -> None:
+    (run.folder / "log.jsonl").write_text('{"epoch": 1}\n{"epo')
+    assert run.log == [{"epoch": 1}]
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(run: Run) -> None:
+    with pytest.raises(FileExistsError, match="is not empty: choose another --out, or continue with --resume"):
+        Run.create(run.folder, GLYPHS)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, run: Run) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no recipe.json in .*nothing"):
+        Run.open(tmp_path / "nothing")
+    (run.folder / "recipe.json").write_text('{"epochs": "many"}')
+    with pytest.raises(ValueError, match=r"recipe.json is not a recipe: expected epochs as int"):
+        _ = run.recipe
+    with pytest.raises(FileNotFoundError, match=r"no scores.json .*--resume"):
+        _ = run.scores
+    with pytest.raises(FileNotFoundError, match=r"no best.pt .*--resume"):
+        run.load_best()
+
+
+def test_the_newest_checkpoint_comes_back(run: Run) -> None:
+    assert run.load_last() is None
+    run.save_last(state(1))
+    run.save_last(state(2))
+    loaded = run.load_last()
+    assert loaded["epochs_done"] == 2
+    torch.testing.assert_close(loaded["weights"], state(2)["weights"])
+    assert loaded["nested"] == {"names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("place", [0, 0.02, 0.3, 0.5, 0.8, 0.999])
+@pytest.mark.parametrize("damage", ["truncated", "altered"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(run: Run, place: float, damage: str) -> None:
+    run.save_last(state(1))
+    run.save_last(state(2))
+    path = run.folder / "last.pt"
+    content = bytearray(path.read_bytes())
+    at = int(place * len(content))
+    if damage == "truncated":
+        content = content[:at]
+    else:
+        content[at : at + 40] = bytes(byte ^ 0x55 for byte in content[at : at + 40])
+    path.write_bytes(content)
+    loaded = run.load_last()
+    # Damage may also fall on the padding between records, which holds nothing.
+    assert loaded["weights"].equal(state(loaded["epochs_done"])["weights"])
+    assert loaded["epochs_done"] == 1 or damage == "altered"
+
+
+def test_an_altered_weight_is_noticed(run: Run) -> None:
+    run.save_last(state(1))
+    path = run.folder / "last.pt"
+    content = path.read_bytes()
+    one = struct.pack("<f", 1.0)
+    path.write_bytes(content.replace(one * 1000, one * 999 + struct.pack("<f", 1.5)))
+    assert path.read_bytes() != content
+    with pytest.raises(ValueError, match=r"last.pt is damaged: .* is altered"):
+        load_checkpoint(path)
+
+
+def test_a_missing_last_checkpoint_falls_back_to_the_previous_one(run: Run) -> None:
+    """As after a kill between the two renames."""
+    run.save_last(state(1))
+    (run.folder / "last.pt").rename(run.folder / "previous.pt")
+    assert run.load_last()["epochs_done"] == 1
+
+
+def test_two_damaged_checkpoints_are_an_error_and_not_a_fresh_start(run: Run) -> None:
+    run.save_last(state(1))
+    run.save_last(state(2))
+    for name in ("last.pt", "previous.pt"):
+        (run.folder / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* can be read"):
+        run.load_last()
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(run: Run) -> None:
+    class Malicious:
+        def __reduce__(self):
+            return (print, ("pwned",))
+
+    torch.save({"model": Malicious()}, run.folder / "last.pt")
+    with pytest.raises(ValueError, match="holds more than weights"):
+        run.load_last()

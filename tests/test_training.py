@@ -1,0 +1,293 @@
+"""Training: what is trained, what is chosen, and that a stopped run goes on as if it had not been."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from proxygml import training
+from proxygml.recipes import GLYPHS, Recipe
+from proxygml.runs import Run, load_checkpoint
+from proxygml.training import hold_out, learning_rate_factor, load_images, load_model, resume, train
+
+
+def same_weights(left: Path, right: Path) -> None:
+    """Everything that training changes is equal to the last bit: network, proxies, optimizer, random state."""
+
+    def compare(a: object, b: object, where: str) -> None:
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), where
+        elif isinstance(a, dict):
+            assert a.keys() == b.keys(), where
+            for key in a:
+                compare(a[key], b[key], f"{where}.{key}")
+        elif isinstance(a, list):
+            assert len(a) == len(b), where
+            for index, (one, other) in enumerate(zip(a, b, strict=True)):
+                compare(one, other, f"{where}[{index}]")
+        else:
+            assert a == b, where
+
+    compare(load_checkpoint(left), load_checkpoint(right), "checkpoint")
+
+
+class PlugPulledError(Exception):
+    """Somebody pulled the plug."""
+
+
+def stop_at(step: int):
+    """A progress callback that ends the run at this training step."""
+
+    def progress(what: str, done: int, total: int, note: str) -> None:
+        if what == "training" and done == step:
+            raise PlugPulledError
+
+    return progress
+
+
+def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
+    names = {path.name for path in trained_run.folder.iterdir()}
+    expected = {"recipe.json", "log.jsonl", "last.pt", "previous.pt", "best.pt", "scores.json"}
+    assert names == expected | {"curves.png", "retrieval.png", "map.png"}
+    for entry in trained_run.log:
+        assert {"epoch", "loss", "sample_loss", "proxy_loss", "unlinked_share", "held_out"} <= entry.keys()
+        assert {"learning_rate_network", "learning_rate_proxies"} <= entry.keys()
+        assert {"images_per_second", "seconds", "peak_memory_mb"} <= entry.keys()
+        assert entry["loss"] == pytest.approx(entry["sample_loss"] + 0.3 * entry["proxy_loss"], rel=1e-5)
+    assert {"trained", "untrained", "pixels", "best_epoch", "seconds", "made_by"} == trained_run.scores.keys()
+    assert trained_run.scores["trained"]["classes"] == 10
+
+
+def test_the_loss_falls_and_the_space_gets_better(tmp_path: Path) -> None:
+    recipe = GLYPHS.changed({"classes": 40, "epochs": 4, "proxies_per_class": 3, "ratio": 0.2})
+    run = train(recipe, tmp_path / "run")
+    losses = [entry["loss"] for entry in run.log]
+    assert losses == sorted(losses, reverse=True)
+    assert run.scores["trained"]["map_at_r"] > run.scores["untrained"]["map_at_r"]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny: Recipe, tmp_path: Path) -> None:
+    runs = [train(tiny.changed({"seed": seed}), tmp_path / str(n)) for n, seed in enumerate([3, 3, 4])]
+    same_weights(runs[0].folder / "last.pt", runs[1].folder / "last.pt")
+    with pytest.raises(AssertionError):
+        same_weights(runs[0].folder / "last.pt", runs[2].folder / "last.pt")
+
+
+def test_the_number_of_workers_does_not_change_the_run(tiny: Recipe, tmp_path: Path) -> None:
+    alone = train(tiny, tmp_path / "alone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch and Python warn of forks of their own
+        helped = train(tiny.changed({"workers": 2}), tmp_path / "helped")
+    same_weights(alone.folder / "last.pt", helped.folder / "last.pt")
+
+
+class TestAStoppedRun:
+    @pytest.fixture
+    def undisturbed(self, tiny: Recipe, tmp_path: Path) -> Run:
+        return train(tiny, tmp_path / "undisturbed")
+
+    @pytest.mark.parametrize("step", [2, 5, 10])  # in the first, second and third epoch
+    def test_goes_on_to_the_same_end(self, tiny: Recipe, tmp_path: Path, undisturbed: Run, step: int) -> None:
+        with pytest.raises(PlugPulledError):
+            train(tiny, tmp_path / "stopped", progress=stop_at(step))
+        stopped = Run.open(tmp_path / "stopped")
+        assert len(stopped.log) == (step - 1) // 4
+        torch.manual_seed(99)  # whatever the next process does first
+        resume(stopped.folder)
+        same_weights(stopped.folder / "last.pt", undisturbed.folder / "last.pt")
+        same_weights(stopped.folder / "best.pt", undisturbed.folder / "best.pt")
+        assert [e["loss"] for e in stopped.log] == [e["loss"] for e in undisturbed.log]
+        timeless = {"trained", "best_epoch"}
+        assert {k: stopped.scores[k] for k in timeless} == {k: undisturbed.scores[k] for k in timeless}
+
+    def test_with_a_truncated_checkpoint_goes_on_from_the_one_before(
+        self, tiny: Recipe, tmp_path: Path, undisturbed: Run
+    ) -> None:
+        with pytest.raises(PlugPulledError):
+            train(tiny, tmp_path / "stopped", progress=stop_at(10))
+        path = tmp_path / "stopped" / "last.pt"
+        path.write_bytes(path.read_bytes()[:-1000])
+        resume(tmp_path / "stopped")
+        same_weights(path, undisturbed.folder / "last.pt")
+        assert len(Run.open(tmp_path / "stopped").log) == 3
+
+    def test_that_was_finished_stays_as_it_is(self, undisturbed: Run) -> None:
+        before = (undisturbed.folder / "last.pt").read_bytes()
+        again = resume(undisturbed.folder)
+        assert (undisturbed.folder / "last.pt").read_bytes() == before
+        assert len(again.log) == 3
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "proxygml", "train", *map(str, arguments)]
+
+    OPTIONS = (
+        *("glyphs", "--classes", "10", "--epochs", "6", "--proxies-per-class", "2", "--ratio", "0.5"),
+        *("--held-out", "0.2", "--no-baselines"),
+    )
+
+    def killed(self, folder: Path, how: int) -> subprocess.CompletedProcess:
+        """A training process that got a signal after its first epoch."""
+        process = subprocess.Popen(
+            self.command(*self.OPTIONS, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 120
+        while not (folder / "last.pt").exists():
+            assert time.monotonic() < deadline, "no checkpoint after two minutes"
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.005)
+        process.send_signal(how)
+        output, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+    def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, how: int) -> None:
+        killed = self.killed(tmp_path / "killed", how)
+        assert killed.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
+        assert "Traceback" not in killed.stderr
+        assert len(Run.open(tmp_path / "killed").log) < 6
+        subprocess.run(self.command("--resume", tmp_path / "killed"), check=True, capture_output=True)
+        subprocess.run(self.command(*self.OPTIONS, "--out", tmp_path / "whole"), check=True, capture_output=True)
+        same_weights(tmp_path / "killed" / "last.pt", tmp_path / "whole" / "last.pt")
+
+    def test_by_a_full_disk_says_so_in_one_line_and_goes_on(self, tmp_path: Path) -> None:
+        """No file may grow beyond 300 kB, which the second checkpoint needs."""
+        folder = tmp_path / "full"
+        limited = (
+            "import resource, signal, sys; from proxygml.cli import main;"
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); main(sys.argv[1:])"
+        )
+        arguments = ["train", *self.OPTIONS, "--out", str(folder)]
+        # The cache of drawn letters is there already; only the run itself meets the limit.
+        failed = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True)
+        assert failed.returncode == 1
+        assert failed.stderr.strip().splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in failed.stderr
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+        subprocess.run(self.command("--resume", folder), check=True, capture_output=True)
+        subprocess.run(self.command(*self.OPTIONS, "--out", tmp_path / "whole"), check=True, capture_output=True)
+        same_weights(folder / "last.pt", tmp_path / "whole" / "last.pt")
+
+
+class TestHeldOutClasses:
+    def test_are_part_of_the_training_classes_and_are_not_trained_on(self, tiny: Recipe) -> None:
+        images, _ = load_images(tiny)
+        trained_on, held_out = hold_out(images, 0.2)
+        assert len(trained_on.class_names) == 8
+        assert len(held_out.class_names) == 2
+        assert set(trained_on.class_names) | set(held_out.class_names) == set(images.class_names)
+        assert len(trained_on) + len(held_out) == len(images)
+        assert hold_out(images, 0.2)[1].class_names == held_out.class_names
+
+    def test_are_none_where_fewer_than_two_would_be(self, tiny: Recipe) -> None:
+        images, _ = load_images(tiny)
+        for share in (0.0, 0.1):
+            assert hold_out(images, share) == (images, None)
+
+    def test_choose_the_best_epoch_without_a_look_at_the_test_classes(
+        self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The scores of held-out classes are made up here: the second epoch is to win, whatever the test says."""
+        made_up = iter([0.2, 0.9, 0.5])
+        _, test_images = load_images(tiny)
+        scored_on_test = []
+        genuine = training.evaluation.evaluate
+
+        def evaluate(vectors: np.ndarray, labels: np.ndarray, **options: object):
+            scores = genuine(vectors, labels, **options)
+            if len(vectors) == len(test_images):
+                scored_on_test.append(scores)
+                return scores
+            object.__setattr__(scores, "map_at_r", next(made_up))
+            return scores
+
+        monkeypatch.setattr(training.evaluation, "evaluate", evaluate)
+        run = train(tiny, tmp_path / "run")
+        assert run.scores["best_epoch"] == 2
+        assert run.load_best()["epoch"] == 2
+        assert len(scored_on_test) == 1  # read once, at the end
+
+    def test_can_be_left_out_so_that_the_last_epoch_stays(self, tiny: Recipe, tmp_path: Path) -> None:
+        run = train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
+        assert run.scores["best_epoch"] == 3
+        assert "held_out" not in run.log[0]
+
+    def test_the_papers_way_scores_the_test_classes_after_every_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
+        run = train(tiny.changed({"held_out": 0.0, "test_every_epoch": True}), tmp_path / "run")
+        scores = [entry["test"]["map_at_r"] for entry in run.log]
+        assert run.scores["best_epoch"] == 1 + int(np.argmax(scores))
+        assert run.scores["trained"]["map_at_r"] == pytest.approx(max(scores))
+
+
+class TestLearningRates:
+    def test_fall_in_steps_as_the_paper_says(self) -> None:
+        factors = [learning_rate_factor(Recipe(), epoch) for epoch in (0, 19.9, 20, 39.9, 40, 49.9)]
+        assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+    def test_fall_along_a_cosine_to_zero(self) -> None:
+        recipe = Recipe(schedule="cosine", epochs=10)
+        assert [learning_rate_factor(recipe, epoch) for epoch in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
+
+    def test_of_network_and_proxies_are_logged_each_with_its_own(self, tiny: Recipe, tmp_path: Path) -> None:
+        recipe = tiny.changed({"schedule": "steps", "decay": (1, 2), "learning_rate": 0.01})
+        log = train(recipe, tmp_path / "run").log
+        assert [entry["learning_rate_network"] for entry in log] == pytest.approx([1e-2, 1e-3, 1e-4])
+        assert [entry["learning_rate_proxies"] for entry in log] == pytest.approx([3e-2, 3e-3, 3e-4])
+
+
+def test_warm_up_trains_head_and_proxies_only(tiny: Recipe, tmp_path: Path) -> None:
+    recipe = tiny.changed({"epochs": 1, "warmup": (0,)})
+    torch.manual_seed(recipe.seed)
+    with torch.random.fork_rng():
+        run = train(recipe, tmp_path / "run")
+    from lightning_fabric import seed_everything
+
+    seed_everything(recipe.seed, verbose=False)
+    before = training.build_model(recipe).state_dict()
+    after = run.load_last()["model"]
+    for name, weights in before.items():
+        is_statistic = "running" in name or "num_batches" in name
+        moved = not torch.equal(weights, after[name])
+        assert moved == (name.startswith("head") or is_statistic), name
+
+
+def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(tiny: Recipe, tmp_path: Path) -> None:
+    run = train(tiny.changed({"epochs": 1, "freeze_batch_norm": True}), tmp_path / "run")
+    weights = run.load_last()["model"]
+    assert weights["trunk.block1.1.running_mean"].abs().max() == 0
+    assert weights["trunk.block1.1.num_batches_tracked"] == 0
+    assert not torch.equal(weights["trunk.block1.1.weight"], torch.ones(32))
+
+
+def test_the_model_of_a_run_gives_the_scores_of_the_run(trained_run: Run) -> None:
+    from proxygml import embeddings, evaluation
+
+    _, images = load_images(trained_run.recipe)
+    vectors = embeddings.embed(load_model(trained_run), training.test_crops(trained_run.recipe, images), images.paths)
+    np.testing.assert_allclose(np.linalg.norm(vectors.vectors, axis=1), 1, rtol=1e-5)
+    scores = evaluation.evaluate(vectors.vectors, vectors.labels)
+    assert scores.to_json() == trained_run.scores["trained"]
+
+
+def test_a_loss_that_explodes_ends_the_run_with_advice(tiny: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lower learning_rate|NaN or infinity"):
+        train(tiny.changed({"learning_rate": 1e30}), tmp_path / "run")
+
+
+def test_an_unknown_loss_dataset_or_backbone_is_named(tiny: Recipe, tmp_path: Path) -> None:
+    for number, (field, known) in enumerate([("loss", "proxygml"), ("dataset", "glyphs"), ("backbone", "convnet")]):
+        with pytest.raises(ValueError, match=rf"among .*{known}.*, got 'nonsense'"):
+            train(tiny.changed({field: "nonsense"}), tmp_path / str(number))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file locks and limits as on POSIX")
+def test_a_read_only_place_is_an_error_in_words(tiny: Recipe) -> None:
+    with pytest.raises(OSError):
+        train(tiny, Path("/proc/nowhere"))
