@@ -1,5 +1,7 @@
 """The command line: train, embed, evaluate. Its options are the fields of a Recipe, so none is written twice."""
 
+import shlex
+import shutil
 import sys
 from contextlib import contextmanager
 from datetime import datetime
@@ -155,11 +157,14 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
         ("curves.png", "how it learned"),
     ]:
         output.print(f"  {what:20s}{folder / picture}", highlight=False)
+    program = shlex.join(["proxygml"] if shutil.which("proxygml") else [Path(sys.executable).name, "-m", "proxygml"])
+    if Path(sys.argv[0]).name == "proxygml":
+        program = shlex.quote(sys.argv[0])  # as it was called, so that the next call works too
     output.print(
         "What next:\n"
-        f"  proxygml embed {folder} --out vectors.npz     vectors, labels and paths for your own code\n"
-        f"  proxygml train {recipe.dataset} --help              every setting of this run\n"
-        "  README.md, 'In your own loop'                 the loss in five lines",
+        f"  {program} embed {folder} --out vectors.npz   gives vectors, labels and paths to your own code\n"
+        f"  {program} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
+        "  README.md, 'In your own loop', has the loss in five lines",
         highlight=False,
     )
 

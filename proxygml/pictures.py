@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -83,15 +84,15 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     perplexity = min(30, (len(shown) - 1) / 3)
     points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors[shown])  # (M, 2)
 
-    figure = Figure(figsize=(7.5, 6), layout="constrained")
+    figure = Figure(figsize=(8, 7.5), layout="constrained")
     axis = figure.subplots()
     grey = ~np.isin(labels[shown], coloured)
     axis.scatter(*points[grey].T, s=6, c="#d0d0d0", linewidths=0)
-    colours = [f"C{number}" for number in range(10)] + ["#000000", "#b8860b"]
+    colours = [f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["#000000", "#b8860b", "#00008b"]  # no grey
     for label, colour in zip(coloured, colours, strict=False):
         chosen = points[labels[shown] == label]
-        axis.scatter(*chosen.T, s=22, color=colour, linewidths=0, label=class_names[label])
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small", frameon=False)
+        axis.scatter(*chosen.T, s=22, color=colour, linewidths=0, label=shorten(class_names[label], 45))
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     axis.set(title="Embeddings of classes never seen in training (t-SNE)", xticks=[], yticks=[])
     _save(figure, path)
 

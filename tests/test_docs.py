@@ -69,3 +69,16 @@ def test_the_commands_that_make_offers_are_the_ones_the_readme_names() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text()))
     assert {"run", "test"} <= named <= targets
+
+
+def test_the_scores_in_the_readme_are_those_in_results() -> None:
+    import json
+
+    readme = (ROOT / "README.md").read_text()
+    scores = json.loads((ROOT / "results" / "glyphs" / "scores.json").read_text())
+    metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "r_precision", "nmi"]
+    names = {"raw pixels": "pixels", "untrained network": "untrained", "trained with proxygml": "trained"}
+    for name, row in names.items():
+        (line,) = [line for line in readme.splitlines() if line.startswith(name)]
+        assert line.removeprefix(name).split() == [f"{100 * scores[row][metric]:.1f}" for metric in metrics]
+    assert scores["trained"]["recall@1"] >= 0.9
