@@ -1,23 +1,19 @@
-"""The command line: train, embed, evaluate. Its options are the fields of a Recipe, so none is written twice."""
+"""The command line. Its options are the fields of a Recipe, so that none is written twice."""
 
-import shlex
-import shutil
+import importlib
 import sys
-from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from proxygml.recipes import GLYPHS, PRESETS, Recipe
+from proxygml.display import drawn_progress, messages, output, show_run, show_scores
+from proxygml.recipes import GLYPHS, PRESETS
 from proxygml.version import __version__
 
-output = Console(soft_wrap=True)
-messages = Console(stderr=True, soft_wrap=True)
+MOST_FINDINGS = 50  # lines of a check that found more
 
 PresetRecipe = tyro.extras.subcommand_type_from_defaults(
     {name: recipe for name, (_, recipe) in PRESETS.items()},
@@ -75,7 +71,7 @@ def embed(
         dataset: Another dataset than the run's own.
         data: Folder of that dataset.
     """
-    from proxygml import embeddings, training
+    from proxygml import embeddings, ingredients, training
     from proxygml.runs import Run
 
     trained = Run.open(run)
@@ -84,11 +80,11 @@ def embed(
         recipe = recipe.changed({"dataset": dataset, "classes": None})
     if data is not None:
         recipe = recipe.changed({"data": str(data)})
-    images = training.load_images(recipe)[0 if split == "train" else 1]
+    images = ingredients.load_images(recipe)[0 if split == "train" else 1]
     with drawn_progress() as progress:
         result = embeddings.embed(
             training.load_model(trained),
-            training.test_crops(recipe, images),
+            ingredients.test_crops(recipe, images),
             images.paths,
             workers=recipe.workers,
             progress=lambda done, total: progress("embedding", done, total, ""),
@@ -137,83 +133,48 @@ def evaluate(
         show_scores({embeddings.name: scores})
 
 
-def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
-    """Scores of a finished run, where its pictures are, and what to do next."""
-    named = {
-        "raw pixels": scores.get("pixels"),
-        "untrained network": scores.get("untrained"),
-        f"trained with {recipe.loss}": scores["trained"],
-    }
-    show_scores({name: row for name, row in named.items() if row is not None})
-    trained = scores["trained"]
-    output.print(
-        f"{trained['images']} images of {trained['classes']} classes never seen in training; "
-        f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
-        highlight=False,
-    )
-    for picture, what in [
-        ("retrieval.png", "what it finds"),
-        ("map.png", "a map of the space"),
-        ("curves.png", "how it learned"),
-    ]:
-        output.print(f"  {what:20s}{folder / picture}", highlight=False)
-    program = shlex.join(["proxygml"] if shutil.which("proxygml") else [Path(sys.executable).name, "-m", "proxygml"])
-    if Path(sys.argv[0]).name == "proxygml":
-        program = shlex.quote(sys.argv[0])  # as it was called, so that the next call works too
-    output.print(
-        "What next:\n"
-        f"  {program} embed {folder} --out vectors.npz   gives vectors, labels and paths to your own code\n"
-        f"  {program} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
-        "  README.md, 'In your own loop', has the loss in five lines",
-        highlight=False,
-    )
+def datasets(
+    action: Annotated[Literal["list", "check"], tyro.conf.Positional] = "list",
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    root: Annotated[Path | None, tyro.conf.Positional] = None,
+) -> None:
+    """List the datasets, or check one: `proxygml datasets check cub ROOT`.
 
+    The check counts classes and images of both halves against the published numbers, decodes every image and says in
+    one line each what is missing or broken; its exit code is 1 if anything is.
 
-def show_scores(rows: dict[str, dict]) -> None:
-    """A table with one line per name, in percent."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("on unseen classes, %")
-    metrics = [key for key in next(iter(rows.values())) if key.startswith("recall@")] + [
-        "map_at_r",
-        "r_precision",
-        "nmi",
-    ]
-    titles = {"map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
-    for metric in metrics:
-        table.add_column(titles.get(metric, metric.replace("recall", "R")), justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *("-" if row[metric] is None else f"{100 * row[metric]:.1f}" for metric in metrics))
-    output.print(table)
-    lone = max(row["lone_queries"] for row in rows.values())
-    if lone:
-        output.print(f"{lone} queries have no other image of their class: each counts as a miss", highlight=False)
+    Args:
+        action: List all, or check one.
+        name: Which one to check.
+        root: Its folder (of table: the file).
+    """
+    from proxygml.datasets import DATASETS, load
+    from proxygml.datasets.check import compare_counts, find_problems
 
-
-@contextmanager
-def drawn_progress():
-    """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=messages,
-        disable=not messages.is_terminal,
-    )
-    tasks: dict[str, int] = {}
-
-    def report(what: str, done: int, total: int, note: str) -> None:
-        if what not in tasks:
-            for task in bars.tasks:
-                bars.update(task.id, visible=task.fields["lasting"])
-            tasks[what] = bars.add_task(what, total=total, note=note, lasting=what == "training")
-        bars.update(tasks[what], completed=done, total=total if total > 1 else None, note=note, visible=True)
-        if done >= total and what != "training":
-            bars.remove_task(tasks.pop(what))
-
-    with bars:
-        yield report
+    modules = {known: importlib.import_module(f"proxygml.datasets.{known}") for known in DATASETS}
+    if action == "list":
+        for known, module in modules.items():
+            output.print(f"{known:10s}{module.__doc__.splitlines()[0]}", highlight=False, markup=False)
+        return
+    if name is None:
+        raise ValueError(f"expected the name of a dataset to check, one of {', '.join(DATASETS)}")
+    train_images, test_images = load(name, root)
+    findings = []
+    if hasattr(modules[name], "PUBLISHED"):
+        findings += compare_counts(train_images, test_images, modules[name].PUBLISHED)
+    for split, images in [("train", train_images), ("test", test_images)]:
+        output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images", highlight=False)
+        with drawn_progress() as progress:
+            told = partial(progress, f"opening {split} images", note="")
+            problems = find_problems(images, decode=True, progress=told)
+        findings += [f"{problem.path}: {problem.reason}" for problem in problems]
+    for finding in findings[:MOST_FINDINGS]:
+        output.print(finding, highlight=False, markup=False)
+    if len(findings) > MOST_FINDINGS:
+        output.print(f"and {len(findings) - MOST_FINDINGS:,} more", highlight=False)
+    output.print(f"{len(findings):,} findings" if findings else "all is there and can be read", highlight=False)
+    if findings:
+        sys.exit(1)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -224,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"train": train, "embed": embed, "evaluate": evaluate},
+            {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets},
             prog="proxygml",
             description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
             args=arguments,
@@ -233,6 +194,6 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         messages.print("stopped; a run goes on with: proxygml train --resume FOLDER", highlight=False)
         sys.exit(130)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         messages.print(f"error: {error}", style="red", highlight=False, markup=False)
         sys.exit(1)

@@ -26,14 +26,10 @@ def draw_curves(entries: Sequence[dict], path: Path) -> None:
     left.legend()
     for split, label in [("held_out", "held-out training classes"), ("test", "test classes")]:
         scored = [entry for entry in entries if split in entry]
-        for metric, style in [("recall@1", "-"), ("map_at_r", "--")] if scored else ():
-            right.plot(
-                [entry["epoch"] for entry in scored],
-                [100 * entry[split][metric] for entry in scored],
-                style,
-                marker=".",
-                label=f"{metric.replace('_at_r', '@R').replace('recall', 'Recall').replace('map', 'MAP')}, {label}",
-            )
+        first_recall = next(iter(scored[0][split])) if scored else ""
+        for metric, name, style in [(first_recall, first_recall, "-"), ("map_at_r", "MAP@R", "--")] if scored else ():
+            shares = [100 * entry[split][metric] for entry in scored]
+            right.plot([entry["epoch"] for entry in scored], shares, style, marker=".", label=f"{name}, {label}")
     right.set(xlabel="epoch", ylabel="%")
     if right.lines:
         right.legend()

@@ -17,10 +17,14 @@ class Recipe:
     """Folder of the dataset; glyphs need none."""
     classes: int | None = None
     """Use this many training and as many test classes, instead of all."""
+    test_share: float = 0.5
+    """Share of the classes to test on, where the dataset does not say (folder, table)."""
+    skip_broken: bool = False
+    """Leave out images that cannot be read, and count them, instead of stopping before the first step."""
     held_out: float = 0.1
     """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
-    test_every_epoch: bool = False
-    """The paper's way: score the test classes after every epoch; with held_out 0, choose the best epoch on them."""
+    tested_epochs: tuple[int, ...] = ()
+    """The paper's way: epochs after which the test classes are scored; with held_out 0, the best is chosen on them."""
 
     image_size: int = 224
     """Side of the images that the network sees, in pixels."""
@@ -34,7 +38,11 @@ class Recipe:
     """Share of the shorter side that the centre crop for testing keeps."""
 
     backbone: str = "convnet"
-    """The network: convnet (small, learns from nothing)."""
+    """The network: convnet, bn-inception, googlenet, resnet18 or 50, efficientnet-lite0, 1 or 2, hf:NAME_OR_FOLDER."""
+    weights: str | None = None
+    """Weights to start from: a .pth or .safetensors file, or "pretrained" for the published ones; None: random."""
+    frozen: tuple[str, ...] = ()
+    """Stages of the network that stay as they are."""
     embedding_dim: int = 512
     """Length of an embedding."""
     pooling: Literal["average", "max", "average+max"] = "average"
@@ -63,6 +71,8 @@ class Recipe:
     """Images in a step."""
     learning_rate: float = 1e-4
     """Of the network."""
+    head_learning_rate: float | None = None
+    """Of its last layer, where that is to be another."""
     proxy_learning_rate: float = 3e-2
     """Of the proxies."""
     adam_epsilon: float = 1e-2
@@ -164,6 +174,32 @@ GLYPHS = Recipe(
     schedule="cosine",
 )
 
+PAPER = Recipe(  # what its text and, where that is silent, its authors' code say: docs/paper.md
+    backbone="bn-inception",
+    weights="pretrained",
+    decay=(19, 39),
+    warmup=(1,),
+    freeze_batch_norm=True,
+    held_out=0.0,
+    tested_epochs=(1, 2, *range(35, 51)),
+    workers=4,
+)
+
 PRESETS: dict[str, tuple[str, Recipe]] = {
     "glyphs": ("Letters of the world in sixteen typefaces, embedded: minutes on a CPU, nothing to download.", GLYPHS),
+    "paper-cub": ("The paper's run on CUB-200-2011, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cub"})),
+    "paper-cars": ("The paper's run on Cars196, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cars"})),
+    "paper-sop": (
+        "The paper's run on Stanford Online Products, for a GPU: --data ROOT.",
+        PAPER.changed(
+            {
+                "dataset": "sop",
+                "proxies_per_class": 1,
+                "proxy_weight": 0.0,
+                "proxy_learning_rate": 0.3,
+                "freeze_batch_norm": False,
+                "recall_at": (1, 10, 100, 1000),
+            }
+        ),
+    ),
 }

@@ -10,79 +10,37 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from proxygml import backbones, datasets, evaluation, losses, pictures, sampling
+from proxygml import evaluation, ingredients, pictures, sampling
+from proxygml.backbones import Embedder
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings, embed, raw_pixels
 from proxygml.images import Augmentation, Crops
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
-Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many, a note
+Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
 
 
 def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> Run:
     """Train from the beginning in a new folder."""
-    return _run(Run.create(Path(folder), recipe), progress or _nobody_watches)
+    return _Session(Run.create(Path(folder), recipe), progress or _nobody_watches).finish()
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
-    return _run(Run.open(Path(folder)), progress or _nobody_watches)
+    return _Session(Run.open(Path(folder)), progress or _nobody_watches).finish()
 
 
-def load_model(run: Run) -> nn.Module:
+def load_model(run: Run) -> Embedder:
     """The trained network of a run, in evaluation mode."""
-    model = build_model(run.recipe)
+    model = ingredients.build_model(run.recipe)
     model.load_state_dict(run.load_best()["model"])
     return model.eval()
-
-
-def build_model(recipe: Recipe) -> nn.Module:
-    """The network that a recipe asks for, with its initial weights."""
-    return backbones.build(recipe.backbone, embedding_dim=recipe.embedding_dim, pooling=recipe.pooling)
-
-
-def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The loss that a recipe asks for."""
-    if recipe.loss not in losses.LOSSES:
-        raise ValueError(f"expected a loss among {', '.join(losses.LOSSES)}, got {recipe.loss!r}")
-    return losses.LOSSES[recipe.loss](
-        num_classes,
-        recipe.embedding_dim,
-        proxies_per_class=recipe.proxies_per_class,
-        ratio=recipe.ratio,
-        links=recipe.links,
-        proxy_weight=recipe.proxy_weight,
-        positive_mask=recipe.positive_mask,
-        literal_mask=recipe.literal_mask,
-        mask_softmax=recipe.mask_softmax,
-    )
-
-
-def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
-    """The training and the test images of a recipe."""
-    return datasets.load(recipe.dataset, recipe.data, size=recipe.image_size, classes=recipe.classes)
-
-
-def test_crops(recipe: Recipe, images: ImageList) -> Crops:
-    """Images as a trained network sees them: centre crops."""
-    return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop)
-
-
-def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | None]:
-    """The images of most classes, to train on, and those of a share of the classes, to choose the best epoch on."""
-    classes = len(images.class_names)
-    count = round(share * classes)
-    if count < 2:
-        return images, None
-    order = np.random.default_rng(0).permutation(classes)  # the same classes for every seed, so that seeds compare
-    return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
@@ -92,160 +50,191 @@ def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
     return 0.1 ** sum(epoch >= milestone for milestone in recipe.decay)
 
 
-def _run(run: Run, progress: Progress) -> Run:
-    recipe = run.recipe
-    fabric = Fabric(accelerator=recipe.device, devices=1, precision=recipe.precision)
-    fabric.launch()
-    fabric.seed_everything(recipe.seed, verbose=False)
-    progress("loading images", 0, 1, recipe.dataset)
-    train_images, test_images = load_images(recipe)
-    train_images, held_out_images = hold_out(train_images, recipe.held_out)
+class _Session:
+    """A run under way: its images, network, loss and optimizer, and what has been found so far."""
 
-    model = build_model(recipe)
-    loss = build_loss(recipe, len(train_images.class_names))
-    trunk, head, proxies = list(model.trunk.parameters()), list(model.head.parameters()), list(loss.parameters())
-    optimizer = torch.optim.Adam(
-        [
-            {"params": trunk + head, "lr": recipe.learning_rate, "name": "network"},
-            {"params": proxies, "lr": recipe.proxy_learning_rate, "name": "proxies"},
-        ],
-        eps=recipe.adam_epsilon,
-        weight_decay=recipe.weight_decay,
-        fused=True,
-    )
-    base_rates = [group["lr"] for group in optimizer.param_groups]
-    model, loss = fabric.setup_module(model), fabric.setup_module(loss)
-    optimizer = fabric.setup_optimizers(optimizer)
+    def __init__(self, run: Run, progress: Progress) -> None:
+        self.run, self.recipe, self.progress = run, run.recipe, progress
+        self.fabric = Fabric(accelerator=self.recipe.device, devices=1, precision=self.recipe.precision)
+        self.fabric.launch()
+        self.fabric.seed_everything(self.recipe.seed, verbose=False)
+        self.log: list[dict] = []
+        self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
+        self.scores: dict = {}
 
-    def score(images: ImageList, what: str, cluster: bool) -> tuple[evaluation.Scores, Embeddings]:
-        """Scores of the network as it is now."""
-        embeddings = embed(
-            model,
-            test_crops(recipe, images),
-            images.paths,
-            batch_size=max(128, recipe.batch_size),
-            workers=recipe.workers,
-            device=fabric.device,
-            progress=lambda done, total: progress(what, done, total, ""),
+        progress("loading images", 0, 1, self.recipe.dataset)
+        train_images, self.test_images = (
+            self._usable(images, what)
+            for images, what in zip(ingredients.load_images(self.recipe), ("training", "test"), strict=True)
         )
-        scores = evaluation.evaluate(
-            embeddings.vectors, embeddings.labels, recall_at=recipe.recall_at, cluster=cluster, seed=recipe.seed
+        self.train_images, self.held_out_images = ingredients.hold_out(train_images, self.recipe.held_out)
+        model = ingredients.build_model(self.recipe)
+        loss = ingredients.build_loss(self.recipe, len(self.train_images.class_names))
+        checkpoint = run.load_last()
+        if checkpoint is None and self.recipe.weights is not None:
+            progress("weights", 0, 0, ingredients.load_pretrained(model, self.recipe))
+        optimizer = ingredients.build_optimizer(self.recipe, model, loss)
+        self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
+        self.model, self.loss = self.fabric.setup_module(model), self.fabric.setup_module(loss)
+        self.optimizer = self.fabric.setup_optimizers(optimizer)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        elif self.recipe.baselines:
+            self._score_baselines()
+        run.write_log(self.log)
+
+    def finish(self) -> Run:
+        """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
+        for epoch in range(len(self.log), self.recipe.epochs):
+            self._train_and_judge(epoch)
+        self.model.load_state_dict(self.run.load_best()["model"])
+        trained, embeddings = self._score(self.test_images, "scoring test classes", cluster=True)
+        self.progress("drawing pictures", 0, 1, "")
+        folder, opened = self.run.folder, self.test_images.open
+        pictures.draw_curves(self.log, folder / "curves.png")
+        pictures.draw_retrieval(opened, embeddings.vectors, embeddings.labels, folder / "retrieval.png")
+        pictures.draw_map(embeddings.vectors, embeddings.labels, self.test_images.class_names, folder / "map.png")
+        seconds = sum(entry["seconds"] for entry in self.log)
+        self.run.write_scores(
+            {"trained": trained.to_json(), **self.scores, "best_epoch": self.best["epoch"], "seconds": seconds}
         )
-        return scores, embeddings
+        return self.run
 
-    checkpoint = run.load_last()
-    if checkpoint is None:
-        scores, entries, best = {}, [], None
-        if recipe.baselines:
-            progress("scoring raw pixels", 0, 1, "")
-            pixels = raw_pixels(test_crops(recipe, test_images))
-            scores["pixels"] = evaluation.evaluate(
-                pixels, test_images.labels, recall_at=recipe.recall_at, seed=recipe.seed
-            ).to_json()
-            scores["untrained"] = score(test_images, "scoring the untrained network", cluster=True)[0].to_json()
-    else:
-        model.load_state_dict(checkpoint["model"])
-        loss.load_state_dict(checkpoint["loss"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(checkpoint["random_state"])
-        scores, best = checkpoint["scores"], checkpoint["best"]
-        entries = run.log[: checkpoint["epochs_done"]]
-    run.write_log(entries)
-
-    steps_per_epoch = len(sampling.shuffled(len(train_images), recipe.batch_size, seed=0, epoch=0))
-    for epoch in range(0 if checkpoint is None else checkpoint["epochs_done"], recipe.epochs):
+    def _train_and_judge(self, epoch: int) -> None:
+        """One epoch, its entry in the log, and its checkpoint."""
         started = time.perf_counter()
-        model.train()
+        entry = {"epoch": epoch + 1} | self._train_epoch(epoch)
+        entry["images_per_second"] = len(self.train_images) / (time.perf_counter() - started)
+        judge = None
+        if self.held_out_images is not None:
+            judge, _ = self._score(self.held_out_images, "scoring held-out classes", cluster=False)
+            entry["held_out"] = judge.to_json()
+        if epoch + 1 in self.recipe.tested_epochs:
+            test_scores, _ = self._score(self.test_images, "scoring test classes", cluster=True)
+            entry["test"] = test_scores.to_json()
+            judge = judge or test_scores
+        entry["seconds"] = time.perf_counter() - started
+        entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
+        if self._is_best(judge):
+            self.best = {"epoch": epoch + 1, "map_at_r": None if judge is None else judge.map_at_r}
+            weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
+            self.run.save_best(weights | {"epoch": epoch + 1})
+        self.log.append(entry)
+        self.run.write_log(self.log)
+        self._save()
+
+    def _is_best(self, judge: evaluation.Scores | None) -> bool:
+        """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
+        so_far = None if self.best is None else self.best["map_at_r"]
+        if judge is None:
+            return so_far is None
+        return so_far is None or judge.map_at_r > so_far
+
+    def _train_epoch(self, epoch: int) -> dict[str, float]:
+        """Every training image once; mean losses and the learning rates at the end."""
+        recipe, optimizer = self.recipe, self.optimizer
+        self.model.train()
         if recipe.freeze_batch_norm:
-            for module in model.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.eval()
-        for parameter in trunk:
+            _keep_statistics(self.model)
+        for name in recipe.frozen:
+            for module in self.model.trunk.modules_of(name):
+                _keep_statistics(module)
+        for parameter in self.trunk:
             parameter.requires_grad_(epoch not in recipe.warmup)
 
+        batches = sampling.shuffled(len(self.train_images), recipe.batch_size, seed=recipe.seed, epoch=epoch)
         sums: dict[str, float] = {}
-        for step, (images, labels) in enumerate(_batches(recipe, train_images, epoch)):
-            factor = learning_rate_factor(recipe, epoch + step / steps_per_epoch)
-            for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
-                group["lr"] = rate * factor
-            value = loss(model(images.to(fabric.device)), labels.to(fabric.device))
+        for step, (images, labels) in enumerate(self._load(batches, epoch)):
+            factor = learning_rate_factor(recipe, epoch + step / len(batches))
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_rate"] * factor
+            value = self.loss(self.model(images.to(self.fabric.device)), labels.to(self.fabric.device))
             if not math.isfinite(value.item()):
                 raise ValueError(f"the loss became {value.item()} in epoch {epoch + 1}: lower learning_rate")
             optimizer.zero_grad()
-            fabric.backward(value)
+            self.fabric.backward(value)
             optimizer.step()
-            for name, term in _terms(loss, value):
+            for name, term in _terms(self.loss, value):
                 sums[name] = sums.get(name, 0.0) + term * len(labels)
-            progress(
-                "training",
-                epoch * steps_per_epoch + step + 1,
-                recipe.epochs * steps_per_epoch,
-                f"epoch {epoch + 1}/{recipe.epochs}  loss {value.item():.3f}" + _held_out_note(entries),
-            )
-        train_seconds = time.perf_counter() - started
+            done, total = epoch * len(batches) + step + 1, recipe.epochs * len(batches)
+            note = f"epoch {epoch + 1}/{recipe.epochs}  loss {value.item():.3f}{_held_out_note(self.log)}"
+            self.progress("training", done, total, note)
+        means = {name: total / len(self.train_images) for name, total in sums.items()}
+        return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
-        entry = {"epoch": epoch + 1}
-        entry |= {name: total / len(train_images) for name, total in sums.items()}
-        entry |= {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
-        judge = None
-        if held_out_images is not None:
-            judge, _ = score(held_out_images, "scoring held-out classes", cluster=False)
-            entry["held_out"] = judge.to_json()
-        if recipe.test_every_epoch:
-            test_scores, _ = score(test_images, "scoring test classes", cluster=True)
-            entry["test"] = test_scores.to_json()
-            judge = judge or test_scores
-        entry |= {
-            "images_per_second": len(train_images) / train_seconds,
-            "seconds": time.perf_counter() - started,
-            "peak_memory_mb": _peak_memory_mb(fabric.device),
-        }
-        # Without a judge every epoch is better than the one before it: the last stays.
-        if judge is None or best is None or judge.map_at_r > best["map_at_r"]:
-            best = {"epoch": epoch + 1, "map_at_r": None if judge is None else judge.map_at_r}
-            run.save_best({"model": model.state_dict(), "loss": loss.state_dict(), "epoch": epoch + 1})
-        entries.append(entry)
-        run.write_log(entries)
-        run.save_last(
-            {
-                "epochs_done": epoch + 1,
-                "model": model.state_dict(),
-                "loss": loss.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "random_state": torch.get_rng_state(),
-                "best": best,
-                "scores": scores,
-            }
+    def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch: images (B, 3, H, W), labels (B,)."""
+        recipe = self.recipe
+        crops = Crops(
+            self.train_images.open,
+            self.train_images.labels,
+            size=recipe.image_size,
+            augmentation=Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip),
+            seed=recipe.seed,
+            epoch=epoch,
+        )
+        return iter(DataLoader(crops, batch_sampler=batches, num_workers=recipe.workers))
+
+    def _score(self, images: ImageList, what: str, cluster: bool) -> tuple[evaluation.Scores, Embeddings]:
+        """Scores of the network as it is now, and the embeddings that were scored."""
+        embeddings = embed(
+            self.model,
+            ingredients.test_crops(self.recipe, images),
+            images.paths,
+            batch_size=max(128, self.recipe.batch_size),
+            workers=self.recipe.workers,
+            device=self.fabric.device,
+            progress=lambda done, total: self.progress(what, done, total, ""),
+        )
+        return self._evaluate(embeddings.vectors, embeddings.labels, cluster), embeddings
+
+    def _score_baselines(self) -> None:
+        self.progress("scoring raw pixels", 0, 1, "")
+        pixels = raw_pixels(ingredients.test_crops(self.recipe, self.test_images))
+        self.scores["pixels"] = self._evaluate(pixels, self.test_images.labels, cluster=True).to_json()
+        untrained, _ = self._score(self.test_images, "scoring the untrained network", cluster=True)
+        self.scores["untrained"] = untrained.to_json()
+
+    def _evaluate(self, vectors: object, labels: object, cluster: bool) -> evaluation.Scores:
+        return evaluation.evaluate(
+            vectors, labels, recall_at=self.recipe.recall_at, cluster=cluster, seed=self.recipe.seed
         )
 
-    model.load_state_dict(run.load_best()["model"])
-    trained, embeddings = score(test_images, "scoring test classes", cluster=True)
-    scores = {
-        "trained": trained.to_json(),
-        **scores,
-        "best_epoch": best["epoch"],
-        "seconds": sum(e["seconds"] for e in entries),
-    }
-    progress("drawing pictures", 0, 1, "")
-    pictures.draw_curves(entries, run.folder / "curves.png")
-    pictures.draw_retrieval(test_images.open, embeddings.vectors, embeddings.labels, run.folder / "retrieval.png")
-    pictures.draw_map(embeddings.vectors, embeddings.labels, test_images.class_names, run.folder / "map.png")
-    run.write_scores(scores)
-    return run
+    def _usable(self, images: ImageList, what: str) -> ImageList:
+        def checked(done: int, total: int) -> None:
+            self.progress(f"checking {what} images", done, total, "")
+
+        kept, broken = ingredients.usable(images, self.recipe, checked)
+        if broken:
+            self.progress("skipped", 0, 0, f"{broken} of {len(images)} {what} images that cannot be read")
+            self.scores[f"skipped_{what}_images"] = broken
+        return kept
+
+    def _save(self) -> None:
+        state = {
+            "log": self.log,
+            "model": self.model.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random_state": torch.get_rng_state(),
+            "best": self.best,
+            "scores": self.scores,
+        }
+        self.run.save_last(state)
+
+    def _restore(self, checkpoint: dict) -> None:
+        self.model.load_state_dict(checkpoint["model"])
+        self.loss.load_state_dict(checkpoint["loss"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["random_state"])
+        self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
 
 
-def _batches(recipe: Recipe, images: ImageList, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of an epoch: images (B, 3, H, W), labels (B,)."""
-    crops = Crops(
-        images.open,
-        images.labels,
-        size=recipe.image_size,
-        augmentation=Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip),
-        seed=recipe.seed,
-        epoch=epoch,
-    )
-    batches = sampling.shuffled(len(images), recipe.batch_size, seed=recipe.seed, epoch=epoch)
-    return iter(DataLoader(crops, batch_sampler=batches, num_workers=recipe.workers))
+def _keep_statistics(network: nn.Module) -> None:
+    """Batch normalisation keeps its means and variances; its scale and shift still learn."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
 
 
 def _terms(loss: nn.Module, value: Tensor) -> Iterator[tuple[str, float]]:
@@ -257,10 +246,11 @@ def _terms(loss: nn.Module, value: Tensor) -> Iterator[tuple[str, float]]:
             yield name, term.item()
 
 
-def _held_out_note(entries: list[dict]) -> str:
-    if not entries or "held_out" not in entries[-1]:
+def _held_out_note(log: list[dict]) -> str:
+    if not log or "held_out" not in log[-1]:
         return ""
-    return f"  held-out R@1 {100 * entries[-1]['held_out']['recall@1']:.1f} %"
+    recall, share = next(iter(log[-1]["held_out"].items()))
+    return f"  held-out {recall} {100 * share:.1f} %"
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -25,10 +25,12 @@ MAY_IMPORT = {
     "embeddings": {"images"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
+    "ingredients": {"recipes", "datasets", "images", "backbones", "losses"},
     "training": {
         *("recipes", "datasets", "images", "backbones", "losses", "sampling"),
-        *("evaluation", "embeddings", "pictures", "runs"),
+        *("evaluation", "embeddings", "pictures", "runs", "ingredients"),
     },
+    "display": {"recipes"},
     "cli": None,  # anything
     "__main__": {"cli"},
     "__init__": {"losses"},

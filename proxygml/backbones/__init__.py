@@ -5,11 +5,15 @@ pixels are scaled (`pixel_mean` and `pixel_std` on the scale 0..255, `bgr`), and
 `stage(name, maps)` and with the modules `modules_of(name)`, so that stages can be tapped or frozen.
 """
 
+import importlib
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from proxygml.backbones.weights import load_weights as load_weights
 
 Pooling = Literal["average", "max", "average+max"]
 
@@ -45,11 +49,42 @@ class Embedder(nn.Module):
         return {"average": average, "max": highest, "average+max": average + highest}[self.pooling]
 
 
-def build(name: str, *, embedding_dim: int, pooling: Pooling = "average", normalise: bool = True) -> Embedder:
-    """The Embedder on the trunk of this name, with random weights."""
-    from proxygml.backbones.convnet import ConvNet
+BACKBONES = {  # name: module, class, its arguments
+    "convnet": ("convnet", "ConvNet", ()),
+    "bn-inception": ("bninception", "BNInception", ()),
+    "googlenet": ("googlenet", "GoogLeNet", ()),
+    "resnet18": ("resnet", "ResNet", (18,)),
+    "resnet50": ("resnet", "ResNet", (50,)),
+    "efficientnet-lite0": ("efficientnet_lite", "EfficientNetLite", (0,)),
+    "efficientnet-lite1": ("efficientnet_lite", "EfficientNetLite", (1,)),
+    "efficientnet-lite2": ("efficientnet_lite", "EfficientNetLite", (2,)),
+}
 
-    trunks = {"convnet": ConvNet}
-    if name not in trunks:
-        raise ValueError(f"expected a backbone among {', '.join(trunks)}, got {name!r}")
-    return Embedder(trunks[name](), embedding_dim, pooling=pooling, normalise=normalise)
+
+def build(name: str, *, embedding_dim: int, pooling: Pooling = "average", normalise: bool = True) -> Embedder:
+    """The Embedder on a trunk: one of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
+    if name.startswith("hf:"):
+        from proxygml.backbones.hub import Hub
+
+        trunk = Hub(name)
+    elif name in BACKBONES:
+        module, network, arguments = BACKBONES[name]
+        trunk = getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
+    else:
+        raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
+    return Embedder(trunk, embedding_dim, pooling=pooling, normalise=normalise)
+
+
+def pretrained_file(trunk: nn.Module) -> Path:
+    """The published ImageNet weights of a trunk: in their registry package, in this folder, or in torch's cache."""
+    if hasattr(trunk, "packaged_weights"):
+        return trunk.packaged_weights()
+    name = getattr(trunk, "published_file", None)
+    if name is None:
+        raise ValueError(f"there are no published weights for {type(trunk).__name__}: train it from random ones")
+    for folder in (Path(), Path(torch.hub.get_dir()) / "checkpoints"):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        f"no {name} in this folder or in {torch.hub.get_dir()}/checkpoints: {trunk.weights_from} (--weights PATH)"
+    )

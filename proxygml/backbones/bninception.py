@@ -55,6 +55,7 @@ class BNInception(nn.Module):
     bgr = True
     stages = ("stem", *BLOCKS)
     classifier = ("last_linear.",)
+    published_file = "bn_inception-52deb4733.pth"
     weights_from = (
         "pretrained BN-Inception is the published file bn_inception-52deb4733.pth (ImageNet, ported from Caffe): "
         "download it and give its path as the weights"

@@ -50,6 +50,7 @@ class GoogLeNet(nn.Module):
     bgr = True
     stages = ("stem", *BLOCKS)
     classifier = ("loss1_", "loss2_", "loss3_")
+    published_file = "googlenet.pth"
     weights_from = (
         "pretrained GoogLeNet is BVLC's Caffe model (bvlc_googlenet) ported to PyTorch under Caffe's layer names with "
         "'/' written as '_' (googlenet.pth, made with MMdnn); torchvision's googlenet has batch normalisation and does "

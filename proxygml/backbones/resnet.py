@@ -36,6 +36,7 @@ class ResNet(nn.Module):
         if depth not in DEPTHS:
             raise ValueError(f"no ResNet of depth {depth}: take one of {', '.join(map(str, DEPTHS))}")
         blocks, expansion, published = DEPTHS[depth]
+        self.published_file = published
         self.weights_from = (
             f"pretrained ResNet-{depth} is torchvision's published file {published} (ImageNet): "
             "download it and give its path as the weights"

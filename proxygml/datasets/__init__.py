@@ -1,7 +1,8 @@
 """Labelled images by name: `load("glyphs")` gives what to train on and what to test on."""
 
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,24 +50,53 @@ class ImageList:
         new_label = np.full(len(self.class_names), -1)
         new_label[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
         chosen = np.flatnonzero(new_label[self.labels] >= 0)
-        return ImageList(
+        return self._of_images(chosen, new_label[self.labels[chosen]], classes)
+
+    def without(self, indices: Sequence[int]) -> "ImageList":
+        """All images but these, the classes that are left numbered anew."""
+        kept = np.setdiff1d(np.arange(len(self)), np.asarray(indices, dtype=np.int64))
+        if not len(kept):
+            raise ValueError(f"none of the {len(self)} images can be used")
+        classes, labels = np.unique(self.labels[kept], return_inverse=True)
+        return self._of_images(kept, labels, classes)
+
+    def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> "ImageList":
+        return replace(
+            self,
             paths=[self.paths[i] for i in chosen],
-            labels=new_label[self.labels[chosen]],
+            labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
-            root=self.root,
             pixels=None if self.pixels is None else self.pixels[chosen],
         )
 
 
+DATASETS = ("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table")  # each a module of this package
+
+
 def load(
-    name: str, root: str | Path | None = None, *, size: int = 32, classes: int | None = None
+    name: str,
+    root: str | Path | None = None,
+    *,
+    size: int = 32,
+    classes: int | None = None,
+    test_share: float = 0.5,
 ) -> tuple[ImageList, ImageList]:
-    """The training and the test images of a dataset, of classes that do not overlap.
+    """The training and the test images of a dataset, as a rule of classes that do not overlap.
 
-    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only that many classes of each.
+    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only the first so many of each;
+    `test_share` of the classes are for testing where the data does not say (folder, table).
     """
+    if name not in DATASETS:
+        raise ValueError(f"expected a dataset among {', '.join(DATASETS)}, got {name!r}")
+    module = importlib.import_module(f"proxygml.datasets.{name}")
     if name == "glyphs":
-        from proxygml.datasets import glyphs
-
-        return glyphs.load(size=size, classes=classes)
-    raise ValueError(f"expected a dataset among glyphs, got {name!r}")
+        return module.load(size=size, classes=classes)
+    if root is None:
+        raise ValueError(f"expected the folder of {name} as --data: see docs/datasets.md for where to get it")
+    both = module.load(Path(root), test_share=test_share) if name in ("folder", "table") else module.load(Path(root))
+    if classes is None:
+        return both
+    fewest = min(len(images.class_names) for images in both)
+    if not 2 <= classes <= fewest:
+        raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
+    return tuple(images.of_classes(range(classes)) for images in both)

@@ -1,0 +1,94 @@
+"""What the command line shows: tables of scores, progress bars, what to do next."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from proxygml.recipes import Recipe
+
+output = Console(soft_wrap=True)
+messages = Console(stderr=True, soft_wrap=True)
+
+
+def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
+    """Scores of a finished run, where its pictures are, and what to do next."""
+    named = {
+        "raw pixels": scores.get("pixels"),
+        "untrained network": scores.get("untrained"),
+        f"trained with {recipe.loss}": scores["trained"],
+    }
+    show_scores({name: row for name, row in named.items() if row is not None})
+    trained = scores["trained"]
+    output.print(
+        f"{trained['images']} images of {trained['classes']} classes never seen in training; "
+        f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
+        highlight=False,
+    )
+    for picture, what in [
+        ("retrieval.png", "what it finds"),
+        ("map.png", "a map of the space"),
+        ("curves.png", "how it learned"),
+    ]:
+        output.print(f"  {what:20s}{folder / picture}", highlight=False)
+    called = Path(sys.argv[0])
+    program = shlex.quote(sys.argv[0]) if called.name == "proxygml" else "python -m proxygml"  # so that it works again
+    output.print(
+        "What next:\n"
+        f"  {program} embed {folder} --out vectors.npz   gives vectors, labels and paths to your own code\n"
+        f"  {program} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
+        "  README.md, 'In your own loop', has the loss in five lines",
+        highlight=False,
+    )
+
+
+def show_scores(rows: dict[str, dict]) -> None:
+    """A table with one line per name, in percent."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("on unseen classes, %")
+    recalls = [key for key in next(iter(rows.values())) if key.startswith("recall@")]
+    metrics = [*recalls, "map_at_r", "r_precision", "nmi"]
+    titles = {"map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
+    for metric in metrics:
+        table.add_column(titles.get(metric, metric.replace("recall", "R")), justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *("-" if row[metric] is None else f"{100 * row[metric]:.1f}" for metric in metrics))
+    output.print(table)
+    lone = max(row["lone_queries"] for row in rows.values())
+    if lone:
+        output.print(f"{lone} queries have no other image of their class: each counts as a miss", highlight=False)
+
+
+@contextmanager
+def drawn_progress() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=messages,
+        disable=not messages.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int, note: str) -> None:
+        if total == 0:
+            messages.print(f"{what}: {note}", highlight=False, markup=False)
+            return
+        if what not in tasks:
+            for task in bars.tasks:
+                bars.update(task.id, visible=task.fields["lasting"])
+            tasks[what] = bars.add_task(what, total=total, note=note, lasting=what == "training")
+        bars.update(tasks[what], completed=done, total=total if total > 1 else None, note=note, visible=True)
+        if done >= total and what != "training":
+            bars.remove_task(tasks.pop(what))
+
+    with bars:
+        yield report

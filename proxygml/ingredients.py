@@ -1,0 +1,108 @@
+"""What a recipe asks for: its images, network, loss and optimizer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from proxygml import backbones, datasets, losses
+from proxygml.datasets import ImageList
+from proxygml.datasets.check import find_problems
+from proxygml.images import Crops
+from proxygml.recipes import Recipe
+
+
+def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
+    """The training and the test images."""
+    return datasets.load(
+        recipe.dataset, recipe.data, size=recipe.image_size, classes=recipe.classes, test_share=recipe.test_share
+    )
+
+
+def usable(images: ImageList, recipe: Recipe, progress: Callable[[int, int], None]) -> tuple[ImageList, int]:
+    """The images that can be read, and how many cannot; those are an error unless the recipe skips them.
+
+    Every pixel is decoded once, so that no file ends a run in its middle.
+    """
+    problems = find_problems(images, decode=True, progress=progress)
+    if problems and not recipe.skip_broken:
+        first = problems[0]
+        raise ValueError(
+            f"{len(problems)} of {len(images)} images cannot be read, first {first.path}: {first.reason}. "
+            "List all with `proxygml datasets check`, or leave them out with --skip-broken"
+        )
+    return images.without([problem.index for problem in problems]) if problems else images, len(problems)
+
+
+def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | None]:
+    """The images of most classes, to train on, and those of a share of the classes, to choose the best epoch on."""
+    classes = len(images.class_names)
+    count = round(share * classes)
+    if count < 2:
+        return images, None
+    order = np.random.default_rng(0).permutation(classes)  # the same classes for every seed, so that seeds compare
+    return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
+
+
+def test_crops(recipe: Recipe, images: ImageList) -> Crops:
+    """Images as a trained network sees them: centre crops."""
+    return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop)
+
+
+def build_model(recipe: Recipe) -> backbones.Embedder:
+    """The network, with random weights and with its frozen stages frozen."""
+    model = backbones.build(recipe.backbone, embedding_dim=recipe.embedding_dim, pooling=recipe.pooling)
+    unknown = set(recipe.frozen) - set(model.trunk.stages)
+    if unknown:
+        raise ValueError(
+            f"no stage {', '.join(sorted(unknown))} to freeze in {recipe.backbone}: "
+            f"take some of {', '.join(model.trunk.stages)}"
+        )
+    for name in recipe.frozen:
+        for module in model.trunk.modules_of(name):
+            module.requires_grad_(False)
+    return model
+
+
+def load_pretrained(model: backbones.Embedder, recipe: Recipe) -> str:
+    """Put the recipe's weights into the trunk; what was loaded, in a sentence."""
+    path = backbones.pretrained_file(model.trunk) if recipe.weights == "pretrained" else Path(recipe.weights)
+    loaded = backbones.load_weights(model.trunk, path)
+    missing, unexpected = (f": {names[0]}, ..." if names else "" for names in (loaded.missing, loaded.unexpected))
+    return (
+        f"{len(loaded.loaded)} tensors from {path}, "
+        f"{len(loaded.missing)} missing{missing}, {len(loaded.unexpected)} unexpected{unexpected}"
+    )
+
+
+def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
+    """The loss, for so many classes."""
+    if recipe.loss not in losses.LOSSES:
+        raise ValueError(f"expected a loss among {', '.join(losses.LOSSES)}, got {recipe.loss!r}")
+    return losses.LOSSES[recipe.loss](
+        num_classes,
+        recipe.embedding_dim,
+        proxies_per_class=recipe.proxies_per_class,
+        ratio=recipe.ratio,
+        links=recipe.links,
+        proxy_weight=recipe.proxy_weight,
+        positive_mask=recipe.positive_mask,
+        literal_mask=recipe.literal_mask,
+        mask_softmax=recipe.mask_softmax,
+    )
+
+
+def build_optimizer(recipe: Recipe, model: backbones.Embedder, loss: nn.Module) -> torch.optim.Optimizer:
+    """Adam over three groups, trunk, head and proxies, each with its own learning rate."""
+    rates = {
+        "trunk": (model.trunk, recipe.learning_rate),
+        "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
+        "proxies": (loss, recipe.proxy_learning_rate),
+    }
+    groups = [
+        {"name": name, "params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_rate": rate}
+        for name, (module, rate) in rates.items()
+    ]
+    return torch.optim.Adam(groups, eps=recipe.adam_epsilon, weight_decay=recipe.weight_decay, fused=True)
