@@ -91,6 +91,7 @@ def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
         positive_mask=recipe.positive_mask,
         literal_mask=recipe.literal_mask,
         mask_softmax=recipe.mask_softmax,
+        scale=recipe.scale,
     )
 
 

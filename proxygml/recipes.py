@@ -64,6 +64,8 @@ class Recipe:
     """Rank with the +1 that Eq. 3 writes, which does not always put positives first."""
     mask_softmax: bool = True
     """M: leave classes without a link out of the softmax."""
+    scale: float = 1.0
+    """Multiplies the scores in the softmax over samples; 1 in the paper."""
 
     epochs: int = 50
     """How often every training image is seen."""

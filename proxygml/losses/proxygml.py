@@ -43,7 +43,8 @@ class ProxyGMLLoss(nn.Module):
     Its parameter `proxies` (C, N, D) is trained with the network: hand `loss.parameters()` to the optimizer, the
     paper with a learning rate of 3e-2 beside 1e-4 for the backbone. `links` is k, the proxies each sample is linked
     to: given, or `ratio` of all. `literal_mask` ranks with the +1 that Eq. 3 writes, which does not always keep all
-    positives. `last_terms` holds the parts of the last loss.
+    positives. `scale` multiplies the scores of samples in their softmax: 1 in the paper, where with one proxy per class
+    no probability can come near 1. `last_terms` holds the parts of the last loss.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ProxyGMLLoss(nn.Module):
         positive_mask: bool = True,
         mask_softmax: bool = True,
         literal_mask: bool = False,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         for name, value in [
@@ -72,11 +74,14 @@ class ProxyGMLLoss(nn.Module):
             raise ValueError(f"expected a ratio above 0 (the paper's is 0.05), got {ratio}")
         if not proxy_weight >= 0:
             raise ValueError(f"expected a proxy_weight of at least 0 (the paper's is 0.3), got {proxy_weight}")
+        if not scale > 0:
+            raise ValueError(f"expected a scale above 0 (the paper's is 1), got {scale}")
         self.links = choose_links(num_classes, proxies_per_class, ratio) if links is None else links
         self.links = min(self.links, num_classes * proxies_per_class)
         self.proxy_weight = proxy_weight
         self.positive_bonus = 0.0 if not positive_mask else 1.0 if literal_mask else ABOVE_ANY_COSINE
         self.mask_softmax = mask_softmax
+        self.scale = scale
         self.last_terms: Terms | None = None
         # As in the authors' code; the length matters although proxies are normalised, since gradients scale with
         # its inverse.
@@ -107,7 +112,7 @@ class ProxyGMLLoss(nn.Module):
 
             reached = linked.any(dim=-1)  # (B, C): M, from the links; Z == 0 also where vectors are orthogonal
             mask = reached if self.mask_softmax else torch.ones_like(reached)
-            sample_loss = masked_cross_entropy(scores, mask, labels)  # Eq. 6, 7: L^s
+            sample_loss = masked_cross_entropy(self.scale * scores, mask, labels)  # Eq. 6, 7: L^s
 
             proxy_loss = None
             loss = sample_loss
@@ -124,7 +129,8 @@ class ProxyGMLLoss(nn.Module):
         classes, per_class, dimension = self.proxies.shape
         return (
             f"num_classes={classes}, embedding_dim={dimension}, proxies_per_class={per_class}, links={self.links}, "
-            f"proxy_weight={self.proxy_weight}, positive_bonus={self.positive_bonus}, mask_softmax={self.mask_softmax}"
+            f"proxy_weight={self.proxy_weight}, positive_bonus={self.positive_bonus}, "
+            f"mask_softmax={self.mask_softmax}, scale={self.scale}"
         )
 
     def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ def proxygml(
     proxy_weight: float,
     positive_bonus: float,
     mask_softmax: bool,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """L, L^s, L^p, and the gap between the last linked and the first unlinked similarity (ties decide nothing)."""
     samples = [unit(x) for x in embeddings]
@@ -50,7 +51,8 @@ def proxygml(
             linked_classes.add(points[j][1])
         counted = linked_classes if mask_softmax else set(range(classes))
         if label in counted:
-            probability = scores[label].exp() / sum(scores[c].exp() for c in counted)  # Eq. 6
+            exponents = {c: (scale * scores[c]).exp() for c in counted}
+            probability = exponents[label] / sum(exponents.values())  # Eq. 6
             sample_loss = sample_loss - probability.log() / len(samples)  # Eq. 7
         else:
             sample_loss = sample_loss - torch.tensor(1e-20, dtype=torch.float64).log() / len(samples)

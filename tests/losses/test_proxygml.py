@@ -47,6 +47,7 @@ def problems(draw: st.DrawFn) -> dict:
         "labels": torch.randint(classes, (batch,), generator=generator),
         "ratio": draw(st.floats(0.01, 1.2)),
         "weight": draw(st.sampled_from([0.05, 0.3, 1.0, 7.0])),
+        "softmax_scale": draw(st.sampled_from([1.0, 0.5, 8.0])),
     }
 
 
@@ -65,6 +66,7 @@ def test_value_and_gradients_equal_the_papers_equations(
         positive_mask=positive_mask,
         mask_softmax=mask_softmax,
         literal_mask=literal,
+        scale=problem["softmax_scale"],
     )
     expected, embedding_gradient, proxy_gradient, gap = oracle.value_and_gradients(
         embeddings,
@@ -74,6 +76,7 @@ def test_value_and_gradients_equal_the_papers_equations(
         proxy_weight=problem["weight"] * regularised,
         positive_bonus=0 if not positive_mask else 1 if literal else 1000,
         mask_softmax=mask_softmax,
+        scale=problem["softmax_scale"],
     )
     assume(gap > 1e-5)  # a tie is decided by neither
     value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
@@ -198,6 +201,14 @@ class TestLimitCases:
             with torch.no_grad():
                 getattr(other, weight).copy_(proxies[:, 0].T if transpose else proxies[:, 0])
             torch.testing.assert_close(other(embeddings, labels), ours)
+
+    def test_a_scale_is_the_inverse_temperature_of_the_normalised_softmax(self, batch) -> None:
+        proxies, embeddings, labels = batch
+        other = pml.NormalizedSoftmaxLoss(6, 8, temperature=0.05)
+        with torch.no_grad():
+            other.W.copy_(proxies[:, 0].T)
+        ours = loss_with(proxies[:, :1], ratio=1, proxy_weight=0, scale=20)
+        torch.testing.assert_close(ours(embeddings, labels), other(embeddings, labels))
 
     def test_several_fully_linked_proxies_per_class_are_a_classifier_with_their_sums(self, batch) -> None:
         proxies, embeddings, labels = batch
@@ -331,6 +342,7 @@ class TestBadInput:
             ({"links": 0}, "links of at least 1"),
             ({"proxies_per_class": 0}, "proxies_per_class of at least 1"),
             ({"proxy_weight": -0.1}, "proxy_weight of at least 0"),
+            ({"scale": 0.0}, "scale above 0"),
         ],
     )
     def test_settings_out_of_range_are_refused(self, options: dict, message: str) -> None:
