@@ -1,7 +1,10 @@
 """The command line. Its options are the fields of a Recipe, so that none is written twice."""
 
 import importlib
+import os
+import shlex
 import sys
+import warnings
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.display import drawn_progress, messages, output, show_run, show_scores
+from proxygml.display import drawn_progress, messages, output, program, show_run, show_scores
 from proxygml.recipes import GLYPHS, PRESETS
 from proxygml.version import __version__
 
@@ -40,15 +43,22 @@ def train(
         resume: Folder of a run to go on with; its own recipe is used.
         json: Print the scores as JSON.
     """
+    if resume is not None and (out is not None or recipe != GLYPHS):
+        raise ValueError("--resume goes on with the run's own recipe and folder: leave out every other setting")
     from proxygml import training
 
-    with drawn_progress() as progress:
-        if resume is not None:
-            run = training.resume(resume, progress=progress)
-        else:
-            folder = out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
-            messages.print(f"run folder {folder}", highlight=False)
-            run = training.train(recipe, folder, progress=progress)
+    folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        with drawn_progress() as progress:
+            if resume is not None:
+                run = training.resume(folder, progress=progress)
+            else:
+                messages.print(f"run folder {folder}", highlight=False, markup=False)
+                run = training.train(recipe, folder, progress=progress)
+    except KeyboardInterrupt:
+        if (folder / "recipe.json").exists():
+            messages.print(f"go on with: {program()} train --resume {shlex.quote(str(folder))}", highlight=False)
+        raise
     if json:
         output.print_json(data=run.scores)
     else:
@@ -71,26 +81,22 @@ def embed(
         dataset: Another dataset than the run's own.
         data: Folder of that dataset.
     """
-    from proxygml import embeddings, ingredients, training
+    from proxygml import ingredients, training
     from proxygml.runs import Run
 
     trained = Run.open(run)
     recipe = trained.recipe
     if dataset is not None:
-        recipe = recipe.changed({"dataset": dataset, "classes": None})
+        recipe = recipe.changed({"dataset": dataset, "data": None, "classes": None})
     if data is not None:
         recipe = recipe.changed({"data": str(data)})
     images = ingredients.load_images(recipe)[0 if split == "train" else 1]
     with drawn_progress() as progress:
-        result = embeddings.embed(
-            training.load_model(trained),
-            ingredients.test_crops(recipe, images),
-            images.paths,
-            workers=recipe.workers,
-            progress=lambda done, total: progress("embedding", done, total, ""),
-        )
+        result = training.embed_images(trained, images, progress=partial(progress, "embedding", note=""))
     result.save(out)
-    output.print(f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False)
+    output.print(
+        f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False, markup=False
+    )
 
 
 def evaluate(
@@ -125,12 +131,12 @@ def evaluate(
             gallery_labels=None if searched is None else searched.labels,
             cluster=cluster,
             seed=seed,
-            progress=lambda done, total: progress("searching", done, total, ""),
+            progress=partial(progress, "searching", note=""),
         ).to_json()
     if json:
         output.print_json(data=scores)
     else:
-        show_scores({embeddings.name: scores})
+        show_scores({embeddings.name: scores}, heading="%")
 
 
 def datasets(
@@ -184,16 +190,26 @@ def main(arguments: list[str] | None = None) -> None:
         output.print(f"proxygml {__version__}", highlight=False)
         return
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets},
-            prog="proxygml",
-            description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
-            args=arguments,
-            config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
-        )
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            tyro.extras.subcommand_cli_from_dict(
+                {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets},
+                prog="proxygml",
+                description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
+                args=arguments,
+                config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
+            )
     except KeyboardInterrupt:
-        messages.print("stopped; a run goes on with: proxygml train --resume FOLDER", highlight=False)
+        messages.print("stopped", highlight=False)
         sys.exit(130)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        messages.print(f"error: {error}", style="red", highlight=False, markup=False)
+    except Exception as error:
+        if os.environ.get("PROXYGML_TRACEBACK"):
+            raise
+        expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
+        what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
+        messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *where: object) -> None:
+    messages.print(f"warning: {message}", highlight=False, markup=False)

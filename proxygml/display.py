@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from proxygml.recipes import Recipe
 
-output = Console(soft_wrap=True)
+output = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to
 messages = Console(stderr=True, soft_wrap=True)
 
 
@@ -23,7 +23,7 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
         "untrained network": scores.get("untrained"),
         f"trained with {recipe.loss}": scores["trained"],
     }
-    show_scores({name: row for name, row in named.items() if row is not None})
+    show_scores({name: row for name, row in named.items() if row is not None}, heading="on unseen classes, %")
     trained = scores["trained"]
     output.print(
         f"{trained['images']} images of {trained['classes']} classes never seen in training; "
@@ -35,22 +35,27 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
         ("map.png", "a map of the space"),
         ("curves.png", "how it learned"),
     ]:
-        output.print(f"  {what:20s}{folder / picture}", highlight=False)
-    called = Path(sys.argv[0])
-    program = shlex.quote(sys.argv[0]) if called.name == "proxygml" else "python -m proxygml"  # so that it works again
+        output.print(f"  {what:20s}{folder / picture}", highlight=False, markup=False)
+    quoted = shlex.quote(str(folder))
     output.print(
         "What next:\n"
-        f"  {program} embed {folder} --out vectors.npz   gives vectors, labels and paths to your own code\n"
-        f"  {program} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
+        f"  {program()} embed {quoted} --out vectors.npz   gives vectors, labels and paths to your own code\n"
+        f"  {program()} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
         "  README.md, 'In your own loop', has the loss in five lines",
         highlight=False,
+        markup=False,
     )
 
 
-def show_scores(rows: dict[str, dict]) -> None:
+def program() -> str:
+    """How this program was called, so that it can be called so again."""
+    return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "proxygml" else "python -m proxygml"
+
+
+def show_scores(rows: dict[str, dict], *, heading: str) -> None:
     """A table with one line per name, in percent."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("on unseen classes, %")
+    table.add_column(heading, no_wrap=True)
     recalls = [key for key in next(iter(rows.values())) if key.startswith("recall@")]
     metrics = [*recalls, "map_at_r", "r_precision", "nmi"]
     titles = {"map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
@@ -61,18 +66,20 @@ def show_scores(rows: dict[str, dict]) -> None:
     output.print(table)
     lone = max(row["lone_queries"] for row in rows.values())
     if lone:
-        output.print(f"{lone} queries have no other image of their class: each counts as a miss", highlight=False)
+        output.print(f"{lone} queries have no image of their class to find: each counts as a miss", highlight=False)
 
 
 @contextmanager
 def drawn_progress() -> Iterator[Callable[[str, int, int, str], None]]:
     """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
+    times = {"no_wrap": True, "min_width": len("0:00:00")}  # the note gives way where the terminal is narrow
     bars = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        BarColumn(bar_width=12),
+        TimeElapsedColumn(table_column=Column(**times)),
+        TextColumn("left"),
+        TimeRemainingColumn(table_column=Column(**times)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=messages,
         disable=not messages.is_terminal,
     )

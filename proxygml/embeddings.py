@@ -25,8 +25,8 @@ class Embeddings:
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not np.issubdtype(self.vectors.dtype, np.floating):
             raise ValueError(f"expected vectors as floats (M, D), got {self.vectors.dtype} {self.vectors.shape}")
-        if not np.issubdtype(self.labels.dtype, np.integer):
-            raise ValueError(f"expected integer labels, got {self.labels.dtype}")
+        if self.labels.ndim != 1 or not np.issubdtype(self.labels.dtype, np.integer):
+            raise ValueError(f"expected integer labels (M,), got {self.labels.dtype} {self.labels.shape}")
         if not len(self.vectors) == len(self.labels) == len(self.paths):
             raise ValueError(
                 f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
@@ -50,7 +50,7 @@ class Embeddings:
                 if missing:
                     raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
                 labels = arrays["labels"]
-                paths = arrays["paths"] if "paths" in arrays else np.arange(len(labels)).astype(str)
+                paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
                 return cls(arrays["vectors"], labels, paths)
         except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
             raise ValueError(f"{path} does not hold embeddings: {error}") from error

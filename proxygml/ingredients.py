@@ -1,10 +1,11 @@
-"""What a recipe asks for: its images, network, loss and optimizer."""
+"""What a recipe asks for: its device, images, network, loss and optimizer."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from torch import nn
 
 from proxygml import backbones, datasets, losses
@@ -12,6 +13,17 @@ from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.images import Crops
 from proxygml.recipes import Recipe
+
+
+def start_fabric(recipe: Recipe) -> Fabric:
+    """Device and number format that a recipe asks for, with its seed set."""
+    try:
+        fabric = Fabric(accelerator=recipe.device, devices=1, precision=recipe.precision)
+    except RuntimeError as error:
+        raise ValueError(f"device {recipe.device} is not to be had here: use --device cpu or auto") from error
+    fabric.launch()
+    fabric.seed_everything(recipe.seed, verbose=False)
+    return fabric
 
 
 def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
@@ -42,6 +54,8 @@ def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | No
     count = round(share * classes)
     if count < 2:
         return images, None
+    if classes - count < 2:
+        raise ValueError(f"held_out {share} leaves {classes - count} of {classes} classes to train on: lower it")
     order = np.random.default_rng(0).permutation(classes)  # the same classes for every seed, so that seeds compare
     return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
 

@@ -77,8 +77,10 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     shown = np.concatenate([members, others])
     if len(shown) < 4:
         return
+    vectors = np.pad(vectors, [(0, 0), (0, max(0, 2 - vectors.shape[1]))])  # a line is a flat plane
     perplexity = min(30, (len(shown) - 1) / 3)
-    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors[shown])  # (M, 2)
+    start = "pca" if np.ptp(vectors[shown], axis=0).any() else "random"  # equal vectors have no main direction
+    points = TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(vectors[shown])  # (M, 2)
 
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     axis = figure.subplots()

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -111,17 +112,26 @@ class Recipe:
             if not _fits(getattr(self, name), kind):
                 expected = getattr(kind, "__name__", str(kind).replace("typing.", ""))
                 raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
-        for name in ("image_size", "embedding_dim", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if self.batch_size < 2:
-            raise ValueError(f"expected batch_size of at least 2, got {self.batch_size}")
+        for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+        for name in ("learning_rate", "proxy_learning_rate", "adam_epsilon", "ratio", "scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
+        for name in ("test_crop", "test_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"expected {name} above 0 and at most 1, got {getattr(self, name)}")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(f"expected crop_scale as two rising shares in (0, 1], got {self.crop_scale}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
+            raise ValueError(f"expected crop_ratio as two rising numbers above 0, got {self.crop_ratio}")
         if not self.recall_at or min(self.recall_at) < 1:
             raise ValueError(f"expected recall_at as numbers of at least 1, got {self.recall_at}")
+        for name, first in [("decay", 0), ("warmup", 0), ("tested_epochs", 1)]:
+            if min(getattr(self, name), default=first) < first:
+                raise ValueError(f"expected {name} as epochs counted from {first}, got {getattr(self, name)}")
 
     def changed(self, settings: Mapping[str, object]) -> "Recipe":
         """This recipe with other settings; an unknown name is an error that names the nearest known one."""

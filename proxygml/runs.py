@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,10 @@ class Run:
     @classmethod
     def create(cls, folder: Path, recipe: Recipe) -> "Run":
         """A new run in an empty or absent folder."""
-        if folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
-        run = cls(folder)
+        refuse_taken(folder)
         with written_whole(folder / "recipe.json") as path:
             path.write_text(recipe.to_json())
-        return run
+        return cls(folder)
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
@@ -88,16 +87,16 @@ class Run:
                 (self.folder / "last.pt").replace(self.folder / "previous.pt")
 
     def load_last(self) -> dict | None:
-        """The newest checkpoint that is whole; None where there is none yet."""
-        found = [path for name in ("last.pt", "previous.pt") if (path := self.folder / name).exists()]
-        for path in found:
+        """The newest checkpoint that is whole, with a warning if that is not the last; None where there is none."""
+        last, previous = self.folder / "last.pt", self.folder / "previous.pt"
+        if last.exists():
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(last)
             except ValueError as error:
-                broken = error
-        if found:
-            raise ValueError(f"no checkpoint in {self.folder} can be read ({broken}): start again with another --out")
-        return None
+                # Without a previous one the run was in its first epochs: it begins again.
+                goes_on = "the one before it is used" if previous.exists() else "the run begins again"
+                warnings.warn(f"{error}: {goes_on}", stacklevel=2)
+        return load_checkpoint(previous) if previous.exists() else None
 
     def save_best(self, state: dict) -> None:
         """Write best.pt: the weights to use."""
@@ -127,12 +126,22 @@ def provenance() -> dict[str, str | None]:
     }
 
 
+def refuse_taken(folder: Path) -> None:
+    """An error if there is something in the folder already."""
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
+
+
 def save_checkpoint(state: dict, path: Path) -> None:
     """Write tensors and plain values to `path`."""
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # torch's file writer reports a full disk in its own way
-        raise OSError(f"could not write {path.parent}: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:  # torch's file writer does not pass on what the system said
+        free = shutil.disk_usage(path.parent).free / 2**20
+        raise OSError(
+            f"could not write a checkpoint to {path.parent}, which has {free:.1f} MB left: "
+            f"make room and go on with --resume {path.parent}"
+        ) from error
 
 
 def load_checkpoint(path: Path) -> dict:

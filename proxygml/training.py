@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -21,19 +20,22 @@ from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings, embed, raw_pixels
 from proxygml.images import Augmentation, Crops
 from proxygml.recipes import Recipe
-from proxygml.runs import Run
+from proxygml.runs import Run, refuse_taken
 
 Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
 
 
 def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> Run:
-    """Train from the beginning in a new folder."""
-    return _Session(Run.create(Path(folder), recipe), progress or _nobody_watches).finish()
+    """Train from the beginning in a new folder, which is made once images, network and loss are known to fit."""
+    refuse_taken(Path(folder))
+    session = _Session(recipe, progress or _nobody_watches, checkpoint=None)
+    return session.finish(Run.create(Path(folder), recipe))
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
-    return _Session(Run.open(Path(folder)), progress or _nobody_watches).finish()
+    run = Run.open(Path(folder))
+    return _Session(run.recipe, progress or _nobody_watches, checkpoint=run.load_last()).finish(run)
 
 
 def load_model(run: Run) -> Embedder:
@@ -41,6 +43,19 @@ def load_model(run: Run) -> Embedder:
     model = ingredients.build_model(run.recipe)
     model.load_state_dict(run.load_best()["model"])
     return model.eval()
+
+
+def embed_images(run: Run, images: ImageList, *, progress: Callable[[int, int], None] | None = None) -> Embeddings:
+    """The embeddings of images by the trained network of a run, where and how its recipe computes."""
+    fabric = ingredients.start_fabric(run.recipe)
+    return embed(
+        fabric.setup_module(load_model(run)),
+        ingredients.test_crops(run.recipe, images),
+        images.paths,
+        workers=run.recipe.workers,
+        device=fabric.device,
+        progress=progress,
+    )
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
@@ -53,54 +68,64 @@ def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
 class _Session:
     """A run under way: its images, network, loss and optimizer, and what has been found so far."""
 
-    def __init__(self, run: Run, progress: Progress) -> None:
-        self.run, self.recipe, self.progress = run, run.recipe, progress
-        self.fabric = Fabric(accelerator=self.recipe.device, devices=1, precision=self.recipe.precision)
-        self.fabric.launch()
-        self.fabric.seed_everything(self.recipe.seed, verbose=False)
+    def __init__(self, recipe: Recipe, progress: Progress, checkpoint: dict | None) -> None:
+        self.recipe, self.progress = recipe, progress
+        self.fabric = ingredients.start_fabric(recipe)
         self.log: list[dict] = []
         self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
         self.scores: dict = {}
 
-        progress("loading images", 0, 1, self.recipe.dataset)
+        progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = (
             self._usable(images, what)
-            for images, what in zip(ingredients.load_images(self.recipe), ("training", "test"), strict=True)
+            for images, what in zip(ingredients.load_images(recipe), ("training", "test"), strict=True)
         )
-        self.train_images, self.held_out_images = ingredients.hold_out(train_images, self.recipe.held_out)
-        model = ingredients.build_model(self.recipe)
-        loss = ingredients.build_loss(self.recipe, len(self.train_images.class_names))
-        checkpoint = run.load_last()
-        if checkpoint is None and self.recipe.weights is not None:
-            progress("weights", 0, 0, ingredients.load_pretrained(model, self.recipe))
-        optimizer = ingredients.build_optimizer(self.recipe, model, loss)
+        self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
+        model = ingredients.build_model(recipe)
+        loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
+        if checkpoint is None and recipe.weights is not None:
+            progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
+        optimizer = ingredients.build_optimizer(recipe, model, loss)
         self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
         self.model, self.loss = self.fabric.setup_module(model), self.fabric.setup_module(loss)
         self.optimizer = self.fabric.setup_optimizers(optimizer)
         if checkpoint is not None:
             self._restore(checkpoint)
-        elif self.recipe.baselines:
+
+    def finish(self, run: Run) -> Run:
+        """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
+        if not self.log and self.recipe.baselines:
             self._score_baselines()
         run.write_log(self.log)
-
-    def finish(self) -> Run:
-        """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
         for epoch in range(len(self.log), self.recipe.epochs):
-            self._train_and_judge(epoch)
-        self.model.load_state_dict(self.run.load_best()["model"])
+            self._train_and_judge(epoch, run)
+        self._take_best(run)
         trained, embeddings = self._score(self.test_images, "scoring test classes", cluster=True)
-        self.progress("drawing pictures", 0, 1, "")
-        folder, opened = self.run.folder, self.test_images.open
-        pictures.draw_curves(self.log, folder / "curves.png")
-        pictures.draw_retrieval(opened, embeddings.vectors, embeddings.labels, folder / "retrieval.png")
-        pictures.draw_map(embeddings.vectors, embeddings.labels, self.test_images.class_names, folder / "map.png")
         seconds = sum(entry["seconds"] for entry in self.log)
-        self.run.write_scores(
+        run.write_scores(
             {"trained": trained.to_json(), **self.scores, "best_epoch": self.best["epoch"], "seconds": seconds}
         )
-        return self.run
+        self.progress("drawing pictures", 0, 1, "")
+        pictures.draw_curves(self.log, run.folder / "curves.png")
+        vectors, labels = embeddings.vectors, embeddings.labels
+        pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
+        pictures.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
+        return run
 
-    def _train_and_judge(self, epoch: int) -> None:
+    def _take_best(self, run: Run) -> None:
+        """The weights of the best epoch; where best.pt is damaged and the last epoch was the best, from that."""
+        try:
+            self.model.load_state_dict(run.load_best()["model"])
+        except (ValueError, FileNotFoundError):
+            if self.best["epoch"] != len(self.log):
+                raise
+            self._save_best(run)
+
+    def _save_best(self, run: Run) -> None:
+        weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
+        run.save_best(weights | {"epoch": self.best["epoch"]})
+
+    def _train_and_judge(self, epoch: int, run: Run) -> None:
         """One epoch, its entry in the log, and its checkpoint."""
         started = time.perf_counter()
         entry = {"epoch": epoch + 1} | self._train_epoch(epoch)
@@ -117,11 +142,10 @@ class _Session:
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
         if self._is_best(judge):
             self.best = {"epoch": epoch + 1, "map_at_r": None if judge is None else judge.map_at_r}
-            weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
-            self.run.save_best(weights | {"epoch": epoch + 1})
+            self._save_best(run)
         self.log.append(entry)
-        self.run.write_log(self.log)
-        self._save()
+        run.write_log(self.log)
+        self._save_last(run)
 
     def _is_best(self, judge: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
@@ -157,7 +181,7 @@ class _Session:
             for name, term in _terms(self.loss, value):
                 sums[name] = sums.get(name, 0.0) + term * len(labels)
             done, total = epoch * len(batches) + step + 1, recipe.epochs * len(batches)
-            note = f"epoch {epoch + 1}/{recipe.epochs}  loss {value.item():.3f}{_held_out_note(self.log)}"
+            note = f"epoch {epoch + 1}/{recipe.epochs} loss {value.item():.2f}{_held_out_note(self.log)}"
             self.progress("training", done, total, note)
         means = {name: total / len(self.train_images) for name, total in sums.items()}
         return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
@@ -210,7 +234,7 @@ class _Session:
             self.scores[f"skipped_{what}_images"] = broken
         return kept
 
-    def _save(self) -> None:
+    def _save_last(self, run: Run) -> None:
         state = {
             "log": self.log,
             "model": self.model.state_dict(),
@@ -220,12 +244,15 @@ class _Session:
             "best": self.best,
             "scores": self.scores,
         }
-        self.run.save_last(state)
+        run.save_last(state)
 
     def _restore(self, checkpoint: dict) -> None:
-        self.model.load_state_dict(checkpoint["model"])
-        self.loss.load_state_dict(checkpoint["loss"])
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        try:
+            self.model.load_state_dict(checkpoint["model"])
+            self.loss.load_state_dict(checkpoint["loss"])
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         torch.set_rng_state(checkpoint["random_state"])
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
 
@@ -250,7 +277,7 @@ def _held_out_note(log: list[dict]) -> str:
     if not log or "held_out" not in log[-1]:
         return ""
     recall, share = next(iter(log[-1]["held_out"].items()))
-    return f"  held-out {recall} {100 * share:.1f} %"
+    return f" {recall.replace('recall', 'R')} {100 * share:.0f}%"
 
 
 def _peak_memory_mb(device: torch.device) -> float:

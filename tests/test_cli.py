@@ -1,12 +1,14 @@
 """The command line, as processes and in process."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from proxygml.cli import main
 from proxygml.embeddings import Embeddings
@@ -78,10 +80,36 @@ def test_own_vectors_are_scored_alone_or_against_a_gallery(tmp_path: Path, capsy
     assert "a.npz" in shown
 
 
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    done = called("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if line.lower().startswith("warning")]
+    assert line.startswith("warning: 1 links for each sample are all taken")
+    assert "use a ratio of at least" in line
+
+
+def test_recalls_may_leave_out_the_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["train", "glyphs", *SMALL, "--held-out", "0.2", "--recall-at", "2", "4", "--out", str(tmp_path / "run")])
+    assert "R@4" in capsys.readouterr().out
+
+
+def test_a_piped_table_is_not_cut(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", vectors=np.eye(50), labels=np.arange(50) % 2)
+    done = called("evaluate", tmp_path / "a.npz", "--recall-at", *range(1, 30))
+    assert "…" not in done.stdout
+    assert "R@29" in done.stdout
+
+
+def test_vectors_that_were_trained_on_are_not_called_unseen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    np.savez(tmp_path / "a.npz", vectors=np.eye(4), labels=np.arange(4) % 2)
+    main(["evaluate", str(tmp_path / "a.npz")])
+    assert "unseen" not in capsys.readouterr().out
+
+
 def test_a_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", vectors=np.array([[0.0], [1], [10]]), labels=np.array([0, 0, 1]))
     main(["evaluate", str(tmp_path / "a.npz")])
-    assert "1 queries have no other image of their class: each counts as a miss" in capsys.readouterr().out
+    assert "1 queries have no image of their class to find: each counts as a miss" in capsys.readouterr().out
 
 
 class TestMistakes:
@@ -113,6 +141,62 @@ class TestMistakes:
         code, lines = failure(capsys, "train", "glyphs", "--classes", 100000, "--out", tmp_path / "run")
         assert code == 1
         assert "expected at most" in lines.splitlines()[-1]
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--dataset", "folder"], "expected the folder of folder as --data"),
+            (["--data", "/somewhere"], "glyphs are drawn and need no --data"),
+            (["--backbone", "resnet9000"], "expected a backbone among"),
+            (["--image-size", "8"], "expected 16 pixels or more"),
+            (["--held-out", "0.9", "--classes", "3"], "leaves 0 of 3 classes to train on"),
+            (["--weights", "nowhere.pth"], "no weight file nowhere.pth"),
+            (["--frozen", "block9"], "no stage block9 to freeze in convnet: take some of block1"),
+            *([(["--device", "cuda"], "device cuda is not to be had here")] if not torch.cuda.is_available() else []),
+        ],
+    )
+    def test_settings_that_cannot_work_leave_no_folder_behind(
+        self, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        code, lines = failure(capsys, "train", "glyphs", *SMALL, *options, "--out", tmp_path / "run")
+        assert code == 1
+        assert words in lines.splitlines()[-1]
+        assert "--image-size" in options or not (tmp_path / "run").exists()
+
+    def test_other_settings_beside_a_run_to_resume(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+        for options in (["glyphs", "--epochs", "5"], ["--out", "elsewhere"]):
+            code, line = failure(capsys, "train", *options, "--resume", trained_run.folder)
+            assert code == 1
+            assert "leave out every other setting" in line
+
+    def test_a_recipe_that_was_edited_after_training(
+        self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        shutil.copytree(trained_run.folder, tmp_path / "run")
+        edited = trained_run.recipe.changed({"embedding_dim": 64})
+        (tmp_path / "run" / "recipe.json").write_text(edited.to_json())
+        code, line = failure(capsys, "train", "--resume", tmp_path / "run")
+        assert (code, line) == (1, "error: the checkpoint does not fit recipe.json or the data: were they changed?")
+
+    def test_a_path_with_brackets_is_shown_as_it_is(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        main(["train", "glyphs", *SMALL, "--out", str(tmp_path / "a[/x]")])
+        shown = capsys.readouterr()
+        assert str(tmp_path / "a[/x]") in shown.err
+        assert str(tmp_path / "a[/x]" / "map.png") in shown.out
+
+    def test_an_error_that_nobody_foresaw_is_one_line_too(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise KeyError("surprise")
+
+        monkeypatch.setattr("proxygml.training.train", fail)
+        code, lines = failure(capsys, "train", "glyphs", "--out", tmp_path / "run")
+        assert code == 1
+        assert lines.splitlines()[-1] == "error: KeyError: 'surprise' (PROXYGML_TRACEBACK=1 shows where)"
+        monkeypatch.setenv("PROXYGML_TRACEBACK", "1")
+        with pytest.raises(KeyError):
+            main(["train", "glyphs", "--out", str(tmp_path / "run")])
 
     def test_a_run_that_has_no_weights_yet(self, tmp_path: Path, tiny, capsys: pytest.CaptureFixture) -> None:
         run = Run.create(tmp_path / "run", tiny)

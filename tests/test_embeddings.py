@@ -39,7 +39,8 @@ def test_features_without_paths_are_called_by_their_number(tmp_path: Path) -> No
         ({"labels": np.arange(3)}, "no array vectors, only labels"),
         ({"vectors": np.ones(3), "labels": np.arange(3)}, r"expected vectors as floats \(M, D\)"),
         ({"vectors": np.ones((3, 2)), "labels": np.arange(4)}, "3 vectors, 4 labels"),
-        ({"vectors": np.ones((3, 2)), "labels": np.ones(3)}, "expected integer labels, got float64"),
+        ({"vectors": np.ones((3, 2)), "labels": np.ones(3)}, "expected integer labels .*, got float64"),
+        ({"vectors": np.ones((3, 2)), "labels": np.array(1)}, r"expected integer labels \(M,\), got int64 \(\)"),
         ({"vectors": np.array([[{}]]), "labels": np.arange(1)}, "allow_pickle=False"),
     ],
 )

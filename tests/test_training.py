@@ -1,6 +1,7 @@
 """Training: what is trained, what is chosen, and that a stopped run goes on as if it had not been."""
 
-import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import seed_everything
 
 from proxygml import ingredients, training
 from proxygml.ingredients import hold_out, load_images
@@ -118,7 +120,8 @@ class TestAStoppedRun:
             train(tiny, tmp_path / "stopped", progress=stop_at(10))
         path = tmp_path / "stopped" / "last.pt"
         path.write_bytes(path.read_bytes()[:-1000])
-        resume(tmp_path / "stopped")
+        with pytest.warns(UserWarning, match=r"last.pt is damaged.*the one before it is used"):
+            resume(tmp_path / "stopped")
         same_weights(path, undisturbed.folder / "last.pt")
         assert len(Run.open(tmp_path / "stopped").log) == 3
 
@@ -128,6 +131,14 @@ class TestAStoppedRun:
         assert (undisturbed.folder / "last.pt").read_bytes() == before
         assert len(again.log) == 3
 
+    def test_with_a_damaged_best_takes_it_from_the_last_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
+        run = train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
+        before, scores = run.load_best(), run.scores["trained"]
+        (run.folder / "best.pt").write_bytes(b"PK")
+        resume(run.folder)
+        assert all(torch.equal(run.load_best()["model"][name], weights) for name, weights in before["model"].items())
+        assert run.scores["trained"] == scores
+
     def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-m", "proxygml", "train", *map(str, arguments)]
 
@@ -136,8 +147,8 @@ class TestAStoppedRun:
         *("--held-out", "0.2", "--no-baselines"),
     )
 
-    def killed(self, folder: Path, how: int) -> subprocess.CompletedProcess:
-        """A training process that got a signal after its first epoch."""
+    def started(self, folder: Path) -> subprocess.Popen:
+        """A training process that has written its first checkpoint."""
         process = subprocess.Popen(
             self.command(*self.OPTIONS, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -146,38 +157,37 @@ class TestAStoppedRun:
             assert time.monotonic() < deadline, "no checkpoint after two minutes"
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.005)
-        process.send_signal(how)
-        output, errors = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+        return process
+
+    def assert_resumed_equals_undisturbed(self, stopped: Path, whole: Path) -> None:
+        subprocess.run(self.command("--resume", stopped), check=True, capture_output=True)
+        subprocess.run(self.command(*self.OPTIONS, "--out", whole), check=True, capture_output=True)
+        same_weights(stopped / "last.pt", whole / "last.pt")
 
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, how: int) -> None:
-        killed = self.killed(tmp_path / "killed", how)
-        assert killed.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
-        assert "Traceback" not in killed.stderr
+        process = self.started(tmp_path / "killed")
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
+        assert "Traceback" not in errors
+        assert (f"train --resume {tmp_path / 'killed'}" in errors) == (how == signal.SIGINT)
         assert len(Run.open(tmp_path / "killed").log) < 6
-        subprocess.run(self.command("--resume", tmp_path / "killed"), check=True, capture_output=True)
-        subprocess.run(self.command(*self.OPTIONS, "--out", tmp_path / "whole"), check=True, capture_output=True)
-        same_weights(tmp_path / "killed" / "last.pt", tmp_path / "whole" / "last.pt")
+        self.assert_resumed_equals_undisturbed(tmp_path / "killed", tmp_path / "whole")
 
     def test_by_a_full_disk_says_so_in_one_line_and_goes_on(self, tmp_path: Path) -> None:
-        """No file may grow beyond 300 kB, which the second checkpoint needs."""
+        """Once a checkpoint is there, no file of the process may grow beyond 300 kB, as if the disk were full."""
         folder = tmp_path / "full"
-        limited = (
-            "import resource, signal, sys; from proxygml.cli import main;"
-            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY)); main(sys.argv[1:])"
-        )
-        arguments = ["train", *self.OPTIONS, "--out", str(folder)]
-        # The cache of drawn letters is there already; only the run itself meets the limit.
-        failed = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True)
-        assert failed.returncode == 1
-        assert failed.stderr.strip().splitlines()[-1].startswith("error: ")
-        assert "Traceback" not in failed.stderr
+        process = self.started(folder)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+        (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert re.search(r"could not write .* make room and go on with --resume|File too large", line)
+        assert "Traceback" not in errors
         assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-        subprocess.run(self.command("--resume", folder), check=True, capture_output=True)
-        subprocess.run(self.command(*self.OPTIONS, "--out", tmp_path / "whole"), check=True, capture_output=True)
-        same_weights(folder / "last.pt", tmp_path / "whole" / "last.pt")
+        assert 1 <= len(load_checkpoint(folder / "last.pt")["log"]) < 6
+        self.assert_resumed_equals_undisturbed(folder, tmp_path / "whole")
 
 
 class TestHeldOutClasses:
@@ -217,6 +227,12 @@ class TestHeldOutClasses:
         assert run.scores["best_epoch"] == 2
         assert run.load_best()["epoch"] == 2
         assert len(scored_on_test) == 1  # read once, at the end
+        best, last = run.load_best()["model"], run.load_last()["model"]
+        assert any(not torch.equal(best[name], last[name]) for name in best)
+        for name, weights in load_model(run).state_dict().items():
+            assert torch.equal(weights, best[name])
+        again = training.embed_images(run, test_images)
+        assert genuine(again.vectors, again.labels).to_json() == run.scores["trained"]
 
     def test_can_be_left_out_so_that_the_last_epoch_stays(self, tiny: Recipe, tmp_path: Path) -> None:
         run = train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
@@ -249,13 +265,44 @@ class TestLearningRates:
         assert [entry["learning_rate_proxies"] for entry in log] == pytest.approx([3e-2, 3e-3, 3e-4])
 
 
+class TestTheOptimizer:
+    def test_moves_network_and_proxies(self, tiny: Recipe, tmp_path: Path) -> None:
+        seed_everything(tiny.seed, verbose=False)
+        model = ingredients.build_model(tiny)
+        proxies = ingredients.build_loss(tiny, 8).proxies
+        after = train(tiny.changed({"epochs": 1}), tmp_path / "run").load_last()
+        assert not torch.equal(after["loss"]["proxies"], proxies)
+        for name, weights in model.state_dict().items():
+            assert not torch.equal(after["model"][name], weights), name
+
+    def test_has_the_settings_of_the_recipe(self) -> None:
+        recipe = Recipe(
+            learning_rate=0.1, head_learning_rate=0.2, proxy_learning_rate=0.3, adam_epsilon=0.4, weight_decay=0.5
+        )
+        model, loss = ingredients.build_model(recipe), ingredients.build_loss(recipe, 100)
+        optimizer = ingredients.build_optimizer(recipe, model, loss)
+        assert isinstance(optimizer, torch.optim.Adam)
+        assert {group["name"]: group["lr"] for group in optimizer.param_groups} == {
+            "trunk": 0.1,
+            "head": 0.2,
+            "proxies": 0.3,
+        }
+        assert {(group["eps"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.4, 0.5)}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        assert {id(p) for p in held} == {id(p) for p in [*model.parameters(), *loss.parameters()]}
+
+    def test_leaves_frozen_stages_alone(self, tiny: Recipe, tmp_path: Path) -> None:
+        recipe = tiny.changed({"epochs": 1, "frozen": ("block1", "block2")})
+        seed_everything(recipe.seed, verbose=False)
+        before = ingredients.build_model(recipe).state_dict()
+        after = train(recipe, tmp_path / "run").load_last()["model"]
+        still = {name for name in before if torch.equal(before[name], after[name])}
+        assert still == {name for name in before if name.startswith(("trunk.block1", "trunk.block2"))}
+
+
 def test_warm_up_trains_head_and_proxies_only(tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"epochs": 1, "warmup": (0,)})
-    torch.manual_seed(recipe.seed)
-    with torch.random.fork_rng():
-        run = train(recipe, tmp_path / "run")
-    from lightning_fabric import seed_everything
-
+    run = train(recipe, tmp_path / "run")
     seed_everything(recipe.seed, verbose=False)
     before = ingredients.build_model(recipe).state_dict()
     after = run.load_last()["model"]
@@ -296,7 +343,11 @@ def test_an_unknown_loss_dataset_or_backbone_is_named(tiny: Recipe, tmp_path: Pa
             train(tiny.changed({field: "nonsense"}), tmp_path / str(number))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="file locks and limits as on POSIX")
-def test_a_read_only_place_is_an_error_in_words(tiny: Recipe) -> None:
-    with pytest.raises(OSError):
+def test_a_place_that_cannot_be_written_is_named(tiny: Recipe) -> None:
+    with pytest.raises(OSError, match="/proc/nowhere"):
         train(tiny, Path("/proc/nowhere"))
+
+
+def test_an_embedding_of_one_dimension_still_has_its_pictures(tiny: Recipe, tmp_path: Path) -> None:
+    run = train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
+    assert (run.folder / "map.png").exists()

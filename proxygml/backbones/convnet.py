@@ -35,6 +35,8 @@ class ConvNet(nn.Module):
         return [getattr(self, name)]
 
     def forward(self, images: Tensor) -> Tensor:
+        if min(images.shape[-2:]) < 16:
+            raise ValueError(f"convnet halves images four times: expected 16 pixels or more, got {images.shape[-1]}")
         for name in self.stages:
             images = self.stage(name, images)
         return images

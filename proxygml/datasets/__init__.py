@@ -90,6 +90,8 @@ def load(
         raise ValueError(f"expected a dataset among {', '.join(DATASETS)}, got {name!r}")
     module = importlib.import_module(f"proxygml.datasets.{name}")
     if name == "glyphs":
+        if root is not None:
+            raise ValueError(f"glyphs are drawn and need no --data, got {root}: name the --dataset it belongs to")
         return module.load(size=size, classes=classes)
     if root is None:
         raise ValueError(f"expected the folder of {name} as --data: see docs/datasets.md for where to get it")

@@ -68,9 +68,9 @@ class ProxyGMLLoss(nn.Module):
             ("proxies_per_class", proxies_per_class),
             ("links", 1 if links is None else links),
         ]:
-            if value < 1:
-                raise ValueError(f"expected {name} of at least 1, got {value}")
-        if not ratio > 0:
+            if value < 1 or value != int(value):
+                raise ValueError(f"expected {name} as a whole number of at least 1, got {value}")
+        if not 0 < ratio < math.inf:
             raise ValueError(f"expected a ratio above 0 (the paper's is 0.05), got {ratio}")
         if not proxy_weight >= 0:
             raise ValueError(f"expected a proxy_weight of at least 0 (the paper's is 0.3), got {proxy_weight}")
@@ -87,7 +87,7 @@ class ProxyGMLLoss(nn.Module):
         # its inverse.
         bound = 1 / math.sqrt(num_classes * proxies_per_class)
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim).uniform_(-bound, bound))
-        if self.positive_bonus == ABOVE_ANY_COSINE and self.links <= proxies_per_class:
+        if positive_mask and self.links <= proxies_per_class:
             _warn_of_no_negatives(num_classes, proxies_per_class, self.links)
 
     def forward(
@@ -136,6 +136,9 @@ class ProxyGMLLoss(nn.Module):
     def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The labels, on the embeddings' device, once both are known to be usable."""
         classes, _, dimension = self.proxies.shape
+        for name, given in (("embeddings", embeddings), ("labels", labels)):
+            if not isinstance(given, Tensor):
+                raise ValueError(f"expected {name} as a tensor, got {type(given).__name__}")
         if embeddings.ndim != 2 or embeddings.shape[1] != dimension:
             raise ValueError(f"expected embeddings of shape (batch, {dimension}), got {tuple(embeddings.shape)}")
         if not embeddings.is_floating_point():
@@ -149,10 +152,11 @@ class ProxyGMLLoss(nn.Module):
         if not torch.isfinite(embeddings).all():
             rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
             raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
+        labels = labels.to(embeddings.device, torch.int64)
         lowest, highest = (label.item() for label in labels.aminmax())
         if lowest < 0 or highest >= classes:
             raise ValueError(f"expected labels in 0..{classes - 1}, got {lowest}..{highest}: number the classes from 0")
-        return labels.to(embeddings.device, torch.int64)
+        return labels
 
 
 def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:
@@ -197,9 +201,10 @@ def _warn_of_no_negatives(num_classes: int, proxies_per_class: int, links: int) 
     if num_classes == 1:
         advice = "one class leaves nothing to tell apart"
     else:
-        advice = f"use a ratio above 1/{num_classes} or links above {proxies_per_class}"
+        ratio = (proxies_per_class + 0.5) / (num_classes * proxies_per_class)  # rounded up, one link more than N
+        advice = f"use a ratio of at least {ratio:.4g} or links of at least {proxies_per_class + 1}"
     warnings.warn(
         f"{links} links for each sample are all taken by the {proxies_per_class} proxies of its own class: "
-        f"no negative is linked and the sample loss is always 0; {advice}",
+        f"no negative is linked and nothing tells classes apart; {advice}",
         stacklevel=3,
     )

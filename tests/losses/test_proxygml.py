@@ -231,12 +231,18 @@ class TestLimitCases:
         backwards = torch.arange(9, -1, -1)
         torch.testing.assert_close(loss_with(proxies, ratio=0.5)(embeddings[backwards], labels[backwards]), loss)
 
-    def test_with_one_proxy_per_class_the_loss_cannot_fall_below_its_bound(self) -> None:
-        classes, links = 40, 12
+    @pytest.mark.parametrize(
+        ("classes", "links", "bound"),
+        [(40, 12, math.log(1 + 11 * math.exp(-2))), (11318, 566, 4.3498), (98, 98, 2.648), (98, 98, -math.log(0.0708))],
+    )
+    def test_with_one_proxy_per_class_the_loss_cannot_fall_below_its_bound(
+        self, classes: int, links: int, bound: float
+    ) -> None:
         best = torch.zeros(classes, 1, 2, dtype=torch.float64)
         best[:, 0, 0] = -1
         best[0, 0, 0] = 1  # the sample's own proxy on top of it, all others opposite
         value = loss_with(best, links=links, proxy_weight=0)(torch.tensor([[2.0, 0]]).double(), torch.tensor([0]))
+        assert value.item() == pytest.approx(bound, abs=5e-4)
         assert value.item() == pytest.approx(math.log(1 + (links - 1) * math.exp(-2)), abs=1e-12)
 
     def test_only_the_nearest_positives_are_kept_when_there_are_fewer_links_than_proxies(self) -> None:
@@ -248,6 +254,9 @@ class TestLimitCases:
         proxies = torch.tensor([[[0.0, 0]], [[1.0, 0]]])
         loss = loss_with(proxies, ratio=1, proxy_weight=0.3)
         value, *gradients = value_and_gradients(loss, torch.tensor([[0.0, 0], [1, 0]]), torch.tensor([1, 1]))
+        # Similarities are 0 and 0 for the first sample, 0 and 1 for the second: log 2 and log(1 + 1/e).
+        expected = (math.log(2) + math.log(1 + math.exp(-1))) / 2
+        assert loss.last_terms.sample_loss.item() == pytest.approx(expected, abs=1e-6)
         assert value.isfinite()
         assert all(gradient.isfinite().all() for gradient in gradients)
 
@@ -259,6 +268,8 @@ class TestLimitCases:
         (98, 12, 0.05, 59),
         (11318, 1, 0.05, 566),
         (100, 12, 0.07, 84),
+        (98, 49, 0.01, 49),
+        (98, 50, 0.01, 49),
         (5, 2, 3.0, 10),
         (9, 1, 1e-6, 1),
     ],
@@ -325,6 +336,7 @@ class TestBadInput:
             (torch.ones(2, 4), torch.tensor([True, False]), "expected integer labels, got torch.bool"),
             (torch.ones(2, 4), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
             (torch.ones(2, 4, dtype=torch.int64), torch.tensor([0, 1]), "expected embeddings of a float type"),
+            (torch.ones(2, 4), [0, 1], "expected labels as a tensor, got list"),
             (torch.ones(0, 4), torch.tensor([], dtype=torch.int64), "expected at least one embedding"),
             (torch.tensor([[1.0, 0, 0, math.nan]] * 2), torch.tensor([0, 1]), "NaN or infinity in 2 of 2 rows"),
             (torch.tensor([[1.0, 0, 0, math.inf], [1, 0, 0, 0]]), torch.tensor([0, 1]), "in 1 of 2 rows"),
@@ -339,8 +351,10 @@ class TestBadInput:
         [
             ({"ratio": 0.0}, "ratio above 0"),
             ({"ratio": math.nan}, "ratio above 0"),
-            ({"links": 0}, "links of at least 1"),
-            ({"proxies_per_class": 0}, "proxies_per_class of at least 1"),
+            ({"ratio": math.inf}, "ratio above 0"),
+            ({"links": 0}, "links as a whole number of at least 1"),
+            ({"links": 20.5}, "links as a whole number of at least 1, got 20.5"),
+            ({"proxies_per_class": 0}, "proxies_per_class as a whole number of at least 1"),
             ({"proxy_weight": -0.1}, "proxy_weight of at least 0"),
             ({"scale": 0.0}, "scale above 0"),
         ],
@@ -353,11 +367,12 @@ class TestBadInput:
 @pytest.mark.filterwarnings("default")
 class TestASettingThatLinksNoNegatives:
     def test_is_legal_but_warned_about_with_the_ratio_that_would_help(self) -> None:
-        with pytest.warns(UserWarning, match=r"no negative is linked .* a ratio above 1/98 or links above 12"):
+        with pytest.warns(UserWarning, match=r"no negative is linked .* links of at least 13") as caught:
             ProxyGMLLoss(98, 4, ratio=0.01)
+        ratio = float(re.search(r"ratio of at least ([0-9.]+)", str(caught[0].message)).group(1))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert ProxyGMLLoss(98, 4, ratio=1.001 / 98).links == 13
+            assert ProxyGMLLoss(98, 4, ratio=ratio).links == 13
 
     def test_one_class_is_told_that_no_ratio_helps(self) -> None:
         with pytest.warns(UserWarning, match="one class leaves nothing to tell apart"):
@@ -375,6 +390,13 @@ class TestASettingThatLinksNoNegatives:
         loss(embeddings, torch.tensor([0, 1, 2, 3, 0])).backward()
         assert embeddings.grad.abs().max() < 1e-7
         assert loss.proxies.grad.abs().max() > 1e-4
+
+
+def test_labels_may_be_of_any_integer_type() -> None:
+    loss = ProxyGMLLoss(200, 4)
+    embeddings, labels = torch.randn(3, 4), torch.tensor([0, 5, 199])
+    for kind in (torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64):
+        assert loss(embeddings, labels.to(kind)) == loss(embeddings, labels)
 
 
 def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
