@@ -49,12 +49,15 @@ def contenders(
     labels = torch.randint(classes, (batch,))
     ours = ProxyGMLLoss(classes, dimension, proxies_per_class=per_class, proxy_weight=weight)
     products = torch.randn(classes * per_class, dimension, requires_grad=True)
+    class_sums = torch.randn(classes, dimension, requires_grad=True)
+    score_gradient = torch.ones(batch, classes * per_class)
+    proxy_gradient = torch.ones(classes * per_class, classes) if weight else None
 
     def limit() -> None:
-        (F.normalize(samples) @ F.normalize(products).T).backward(torch.ones(batch, classes * per_class))
+        """The products of forward and backward, without normalisation, selection or softmax."""
+        (samples @ products.T).backward(score_gradient)
         if weight:
-            sums = F.normalize(products).view(classes, per_class, dimension).sum(1)
-            (F.normalize(products) @ sums.T).backward(torch.ones(classes * per_class, classes))
+            (products @ class_sums.T).backward(proxy_gradient)
 
     peers = {
         "SoftTriple (PML)": pml.SoftTripleLoss(classes, dimension, centers_per_class=max(2, per_class)),
