@@ -52,7 +52,9 @@ def draw_retrieval(
     columns = 1 + nearest.shape[1]
     figure = Figure(figsize=(2 * columns * 0.95 + 0.6, rows + 0.5), layout="constrained")
     figure.suptitle(
-        "query | its nearest among unseen classes; right half: queries that went wrong, where there are any"
+        "Each query and its five nearest. Left: queries drawn at random. Right: queries whose nearest is wrong."
+        if len(failed) >= 6
+        else "Each query and its nearest; the last ones are the queries whose nearest is wrong, where there are any."
     )
     cells = figure.subplots(rows, 2 * columns + 1, squeeze=False)
     for axis in cells.ravel():

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.bninception import halve
+
 
 class Block(NamedTuple):
     """Channels of one inception block: a row of Szegedy et al., Table 1."""
@@ -117,11 +119,6 @@ class GoogLeNet(nn.Module):
     def _check(self, name: str) -> None:
         if name not in self.stages:
             raise ValueError(f"no stage {name!r} in GoogLeNet: take one of {', '.join(self.stages)}")
-
-
-def halve(maps: Tensor) -> Tensor:
-    """Max pool 3x3 with stride 2, rounding up as Caffe does: (B, channels, h, w) -> (B, channels, h/2, w/2)."""
-    return F.max_pool2d(maps, 3, stride=2, ceil_mode=True)
 
 
 def normalise_locally(maps: Tensor) -> Tensor:
