@@ -1,6 +1,8 @@
 """What a recipe asks for: its device, images, network, loss and optimizer."""
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -92,21 +94,10 @@ def load_pretrained(model: backbones.Embedder, recipe: Recipe) -> str:
 
 
 def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The loss, for so many classes."""
-    if recipe.loss not in losses.LOSSES:
-        raise ValueError(f"expected a loss among {', '.join(losses.LOSSES)}, got {recipe.loss!r}")
-    return losses.LOSSES[recipe.loss](
-        num_classes,
-        recipe.embedding_dim,
-        proxies_per_class=recipe.proxies_per_class,
-        ratio=recipe.ratio,
-        links=recipe.links,
-        proxy_weight=recipe.proxy_weight,
-        positive_mask=recipe.positive_mask,
-        literal_mask=recipe.literal_mask,
-        mask_softmax=recipe.mask_softmax,
-        scale=recipe.scale,
-    )
+    """The loss, for so many classes, with those of the recipe's settings that it has a keyword for."""
+    make = losses.find(recipe.loss)
+    keywords = inspect.signature(make).parameters.keys() & {field.name for field in fields(recipe)} - {"embedding_dim"}
+    return make(num_classes, recipe.embedding_dim, **{name: getattr(recipe, name) for name in keywords})
 
 
 def build_optimizer(recipe: Recipe, model: backbones.Embedder, loss: nn.Module) -> torch.optim.Optimizer:

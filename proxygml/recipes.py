@@ -26,6 +26,8 @@ class Recipe:
     """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
     tested_epochs: tuple[int, ...] = ()
     """The paper's way: epochs after which the test classes are scored; with held_out 0, the best is chosen on them."""
+    test: bool = True
+    """Score the best network on the test classes at the end; off while settings are being chosen on held-out ones."""
 
     image_size: int = 224
     """Side of the images that the network sees, in pixels."""

@@ -94,19 +94,24 @@ class _Session:
 
     def finish(self, run: Run) -> Run:
         """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
-        if not self.log and self.recipe.baselines:
+        if not self.log and self.recipe.baselines and self.recipe.test:
             self._score_baselines()
         run.write_log(self.log)
         for epoch in range(len(self.log), self.recipe.epochs):
             self._train_and_judge(epoch, run)
         self._take_best(run)
-        trained, embeddings = self._score(self.test_images, "scoring test classes", cluster=True)
+        trained = {}
+        if self.recipe.test:
+            scores, embeddings = self._score(self.test_images, "scoring test classes", cluster=True)
+            trained["trained"] = scores.to_json()
+        if self.held_out_images is not None:
+            trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
         seconds = sum(entry["seconds"] for entry in self.log)
-        run.write_scores(
-            {"trained": trained.to_json(), **self.scores, "best_epoch": self.best["epoch"], "seconds": seconds}
-        )
+        run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
         self.progress("drawing pictures", 0, 1, "")
         pictures.draw_curves(self.log, run.folder / "curves.png")
+        if not self.recipe.test:
+            return run
         vectors, labels = embeddings.vectors, embeddings.labels
         pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
         pictures.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
