@@ -20,22 +20,26 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
     """Scores of a finished run, where its pictures are, and what to do next."""
     named = {
         "raw pixels": scores.get("pixels"),
-        "untrained network": scores.get("untrained"),
-        f"trained with {recipe.loss}": scores["trained"],
+        "frozen backbone" if recipe.weights else "untrained network": scores.get("untrained"),
+        f"trained with {recipe.loss}": scores.get("trained"),
+        "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }
-    show_scores({name: row for name, row in named.items() if row is not None}, heading="on unseen classes, %")
-    trained = scores["trained"]
-    output.print(
-        f"{trained['images']} images of {trained['classes']} classes never seen in training; "
-        f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
-        highlight=False,
-    )
+    rows = {name: row for name, row in named.items() if row is not None}
+    if rows:
+        show_scores(rows, heading="on unseen classes, %")
+        scored = list(rows.values())[-1]
+        output.print(
+            f"{scored['images']} images of {scored['classes']} classes never seen in training; "
+            f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
+            highlight=False,
+        )
     for picture, what in [
         ("retrieval.png", "what it finds"),
         ("map.png", "a map of the space"),
         ("curves.png", "how it learned"),
     ]:
-        output.print(f"  {what:20s}{folder / picture}", highlight=False, markup=False)
+        if (folder / picture).exists():
+            output.print(f"  {what:20s}{folder / picture}", highlight=False, markup=False)
     quoted = shlex.quote(str(folder))
     output.print(
         "What next:\n"

@@ -67,18 +67,33 @@ class Crops(Dataset):
 
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:
     """The box that `choose_box(width, height)` gives, resized in one step: uint8 (size, size, 3) in RGB."""
-    turned = image.getexif().get(0x0112, 1) if image.format in ("JPEG", "TIFF", "WEBP", "PNG", "MPO") else 1
-    if turned not in (0, 1):
-        image = ImageOps.exif_transpose(image)
-    box = choose_box(image.width, image.height)
-    if image.format == "JPEG" and turned in (0, 1):
-        full_width = image.width
-        # Decode at half, a quarter or an eighth where the crop stays larger than what is wanted of it.
-        share = size / max(1.0, min(box[2] - box[0], box[3] - box[1]))
+    return resized(image, choose_box(*upright_size(image)), (size, size))
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height once the image is turned as its camera says."""
+    return image.size[::-1] if _turned(image) >= 5 else image.size
+
+
+def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
+    """A box of the upright image at a size of (width, height): uint8 (height, width, 3) in RGB.
+
+    Where the box is larger than what is wanted of it, a JPEG is decoded at half, a quarter or an eighth.
+    """
+    full_width, _ = upright_size(image)
+    if image.format == "JPEG":
+        share = max(size[0] / max(1.0, box[2] - box[0]), size[1] / max(1.0, box[3] - box[1]))
         image.draft("RGB", (math.ceil(image.width * share), math.ceil(image.height * share)))
-        box = tuple(edge * image.width / full_width for edge in box)
-        box = (box[0], box[1], min(box[2], image.width), min(box[3], image.height))
-    return np.asarray(as_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
+    if _turned(image) > 1:
+        image = ImageOps.exif_transpose(image)
+    left, upper, right, lower = (edge * image.width / full_width for edge in box)
+    box = (left, upper, min(right, image.width), min(lower, image.height))
+    return np.asarray(as_rgb(image).resize(size, Image.Resampling.BILINEAR, box=box))
+
+
+def _turned(image: Image.Image) -> int:
+    """How the camera was held: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
+    return image.getexif().get(0x0112, 1) if image.format in ("JPEG", "TIFF", "WEBP", "PNG", "MPO") else 1
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from proxygml import backbones, datasets, losses
+from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.images import Crops
@@ -35,12 +36,18 @@ def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
     )
 
 
-def usable(images: ImageList, recipe: Recipe, progress: Callable[[int, int], None]) -> tuple[ImageList, int]:
+def usable(
+    images: ImageList, recipe: Recipe, cache: Cache | None, progress: Callable[[int, int], None]
+) -> tuple[ImageList, int]:
     """The images that can be read, and how many cannot; those are an error unless the recipe skips them.
 
-    Every pixel is decoded once, so that no file ends a run in its middle.
+    Every pixel is decoded once, so that no file ends a run in its middle; with a cache that is when it is filled.
     """
-    problems = find_problems(images, decode=True, progress=progress)
+    if cache is None:
+        problems = find_problems(images, decode=True, progress=progress)
+    else:
+        problems = cache.fill(images, int(recipe.cache_gigabytes * 2**30), progress)
+        images = replace(images, open_file=cache.open)
     if problems and not recipe.skip_broken:
         first = problems[0]
         raise ValueError(
@@ -48,6 +55,13 @@ def usable(images: ImageList, recipe: Recipe, progress: Callable[[int, int], Non
             "List all with `proxygml datasets check`, or leave them out with --skip-broken"
         )
     return images.without([problem.index for problem in problems]) if problems else images, len(problems)
+
+
+def training_cache(recipe: Recipe) -> Cache | None:
+    """Where training images are kept decoded, if anywhere; test images never are, so that no score depends on it."""
+    if recipe.cache is None:
+        return None
+    return Cache(Path(recipe.cache), side=2 * recipe.image_size)  # a crop of a quarter of the area loses nothing
 
 
 def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | None]:

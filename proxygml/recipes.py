@@ -22,6 +22,10 @@ class Recipe:
     """Share of the classes to test on, where the dataset does not say (folder, table)."""
     skip_broken: bool = False
     """Leave out images that cannot be read, and count them, instead of stopping before the first step."""
+    cache: str | None = None
+    """Folder for training images decoded and shrunk once, worth it for photos of megapixels; None: decode the files."""
+    cache_gigabytes: float = 10.0
+    """How large that folder may become."""
     held_out: float = 0.1
     """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
     tested_epochs: tuple[int, ...] = ()
@@ -98,7 +102,7 @@ class Recipe:
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """The n of Recall@n."""
     baselines: bool = True
-    """Also score the untrained network and raw pixels on the test classes."""
+    """Also score raw pixels and the network before training, without its head, on the test classes."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
@@ -117,7 +121,7 @@ class Recipe:
         for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
-        for name in ("learning_rate", "proxy_learning_rate", "adam_epsilon", "ratio", "scale"):
+        for name in ("learning_rate", "proxy_learning_rate", "adam_epsilon", "ratio", "scale", "cache_gigabytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from proxygml import evaluation, ingredients, pictures, sampling
 from proxygml.backbones import Embedder
+from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings, embed, raw_pixels
 from proxygml.images import Augmentation, Crops
@@ -76,10 +77,10 @@ class _Session:
         self.scores: dict = {}
 
         progress("loading images", 0, 1, recipe.dataset)
-        train_images, self.test_images = (
-            self._usable(images, what)
-            for images, what in zip(ingredients.load_images(recipe), ("training", "test"), strict=True)
-        )
+        train_images, self.test_images = ingredients.load_images(recipe)
+        train_images = self._usable(train_images, "training", ingredients.training_cache(recipe))
+        if recipe.test or recipe.tested_epochs:
+            self.test_images = self._usable(self.test_images, "test", None)
         self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
         model = ingredients.build_model(recipe)
         loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
@@ -221,7 +222,9 @@ class _Session:
         self.progress("scoring raw pixels", 0, 1, "")
         pixels = raw_pixels(ingredients.test_crops(self.recipe, self.test_images))
         self.scores["pixels"] = self._evaluate(pixels, self.test_images.labels, cluster=True).to_json()
-        untrained, _ = self._score(self.test_images, "scoring the untrained network", cluster=True)
+        head, self.model.head = self.model.head, nn.Identity()  # the head is still random, which only harms
+        untrained, _ = self._score(self.test_images, "scoring the network before training", cluster=True)
+        self.model.head = head
         self.scores["untrained"] = untrained.to_json()
 
     def _evaluate(self, vectors: object, labels: object, cluster: bool) -> evaluation.Scores:
@@ -229,11 +232,11 @@ class _Session:
             vectors, labels, recall_at=self.recipe.recall_at, cluster=cluster, seed=self.recipe.seed
         )
 
-    def _usable(self, images: ImageList, what: str) -> ImageList:
+    def _usable(self, images: ImageList, what: str, cache: Cache | None) -> ImageList:
         def checked(done: int, total: int) -> None:
             self.progress(f"checking {what} images", done, total, "")
 
-        kept, broken = ingredients.usable(images, self.recipe, checked)
+        kept, broken = ingredients.usable(images, self.recipe, cache, checked)
         if broken:
             self.progress("skipped", 0, 0, f"{broken} of {len(images)} {what} images that cannot be read")
             self.scores[f"skipped_{what}_images"] = broken

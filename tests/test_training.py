@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import seed_everything
+from PIL import Image
 
 from proxygml import ingredients, training
+from proxygml.cache import Cache
+from proxygml.embeddings import embed
+from proxygml.evaluation import evaluate
 from proxygml.ingredients import hold_out, load_images
 from proxygml.recipes import GLYPHS, Recipe
 from proxygml.runs import Run, load_checkpoint
@@ -67,7 +71,9 @@ def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
         assert {"learning_rate_trunk", "learning_rate_head", "learning_rate_proxies"} <= entry.keys()
         assert {"images_per_second", "seconds", "peak_memory_mb"} <= entry.keys()
         assert entry["loss"] == pytest.approx(entry["sample_loss"] + 0.3 * entry["proxy_loss"], rel=1e-5)
-    assert {"trained", "untrained", "pixels", "best_epoch", "seconds", "made_by"} == trained_run.scores.keys()
+    assert trained_run.scores.keys() == {
+        *("trained", "held_out", "untrained", "pixels", "best_epoch", "seconds", "made_by")
+    }
     assert trained_run.scores["trained"]["classes"] == 10
 
 
@@ -351,3 +357,54 @@ def test_a_place_that_cannot_be_written_is_named(tiny: Recipe) -> None:
 def test_an_embedding_of_one_dimension_still_has_its_pictures(tiny: Recipe, tmp_path: Path) -> None:
     run = train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
     assert (run.folder / "map.png").exists()
+
+
+def test_without_a_test_nobody_looks_at_the_test_classes(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = []
+    plain = training.embed
+    monkeypatch.setattr(
+        training, "embed", lambda model, crops, *a, **k: scored.append(len(crops)) or plain(model, crops, *a, **k)
+    )
+    run = train(tiny.changed({"test": False, "baselines": True}), tmp_path / "run")
+    _, held_out = hold_out(load_images(tiny)[0], tiny.held_out)
+    assert scored == [len(held_out)] * tiny.epochs
+    best = max(run.log, key=lambda entry: entry["held_out"]["map_at_r"])
+    assert run.scores["held_out"] == best["held_out"]
+    assert run.scores.keys() == {"held_out", "best_epoch", "seconds", "made_by"}
+    assert not (run.folder / "retrieval.png").exists()
+
+
+def test_the_frozen_backbone_is_scored_without_its_random_head(tiny: Recipe, tmp_path: Path) -> None:
+    run = train(tiny.changed({"baselines": True, "epochs": 1}), tmp_path / "run")
+    seed_everything(tiny.seed, verbose=False)
+    model = ingredients.build_model(tiny)
+    model.head = torch.nn.Identity()
+    _, test_images = load_images(tiny)
+    embeddings = embed(model, ingredients.test_crops(tiny, test_images), test_images.paths)
+    assert embeddings.vectors.shape[1] == model.trunk.channels
+    expected = evaluate(embeddings.vectors, embeddings.labels).to_json()
+    assert run.scores["untrained"]["recall@1"] == pytest.approx(expected["recall@1"])
+    assert run.scores["untrained"]["map_at_r"] == pytest.approx(expected["map_at_r"])
+
+
+def test_a_cache_is_filled_before_the_first_step_and_serves_training_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        for copy in range(3):
+            path = tmp_path / "photos" / f"class{number}" / f"{copy}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (200, 150), (30 * number, 40 * copy, 90)).save(path)
+    wanted = []
+    plain = Cache.open
+    monkeypatch.setattr(Cache, "open", lambda self, photo: wanted.append(photo) or plain(self, photo))
+    recipe = GLYPHS.changed(
+        {"dataset": "folder", "data": str(tmp_path / "photos"), "cache": str(tmp_path / "cache"), "image_size": 32}
+        | {"held_out": 0.5, "epochs": 2, "ratio": 1.0, "baselines": False}
+    )
+    train(recipe, tmp_path / "run")
+    train_images, _ = load_images(recipe)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == len(train_images)
+    assert sorted(wanted) == sorted(2 * [train_images.file(index) for index in range(len(train_images))])

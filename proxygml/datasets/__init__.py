@@ -1,7 +1,7 @@
 """Labelled images by name: `load("glyphs")` gives what to train on and what to test on."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ class ImageList:
     class_names: tuple[str, ...]  # C original names or ids, for reports
     root: Path | None = None
     pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8
+    open_file: Callable[[Path], Image.Image] = Image.open
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
@@ -43,7 +44,11 @@ class ImageList:
         """Image `index`, opened but, where it is a file, not yet decoded."""
         if self.pixels is not None:
             return Image.fromarray(self.pixels[index])
-        return Image.open(Path(self.root or ".") / self.paths[index])
+        return self.open_file(self.file(index))
+
+    def file(self, index: int) -> Path:
+        """Where image `index` is, unless it is in memory."""
+        return Path(self.root or ".", self.paths[index])
 
     def of_classes(self, classes: Sequence[int]) -> "ImageList":
         """The images of these classes alone, relabelled 0.. in the order in which the classes are given."""

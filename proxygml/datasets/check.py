@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from proxygml.datasets import ImageList
 
 MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: where Pillow itself begins to warn of a bomb
+Keep = Callable[[int, Image.Image], None]  # reads image `index`, which was opened
 CHUNK = 128  # images for one task: few enough for a lively progress bar, many enough to cost nothing
 
 
@@ -35,12 +36,17 @@ class Problem:
 
 
 def find_problems(
-    images: ImageList, *, decode: bool, progress: Callable[[int, int], None] | None = None
+    images: ImageList,
+    *,
+    decode: bool,
+    keep: Keep | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
     """Every image that is missing, empty, unreadable, cut short or too large, in the order of the list.
 
     Without `decode` only the headers are read, which is quick and finds all of this but damage further inside. With it
-    every pixel is. `progress` is called now and then, in the caller's thread, with the images done and their number.
+    every pixel is, by `keep(index, image)` where that is given: several threads call it. `progress` is called now and
+    then, in the caller's thread, with the images done and their number.
     """
     problems: list[Problem] = []
     if images.pixels is None:  # what lies in memory is already decoded
@@ -53,7 +59,7 @@ def find_problems(
             warnings.simplefilter("ignore")  # remarks on metadata say nothing about the pixels
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             for chunk, found in zip(
-                chunks, pool.map(lambda chunk: _problems_among(images, chunk, decode), chunks), strict=True
+                chunks, pool.map(lambda chunk: _problems_among(images, chunk, decode, keep), chunks), strict=True
             ):
                 problems += found
                 if progress is not None:
@@ -73,16 +79,16 @@ def compare_counts(train: ImageList, test: ImageList, published: Counts) -> list
     ]
 
 
-def _problems_among(images: ImageList, indices: Iterable[int], decode: bool) -> list[Problem]:
+def _problems_among(images: ImageList, indices: Iterable[int], decode: bool, keep: Keep | None) -> list[Problem]:
     found = []
     for index in indices:
-        reason = _reason(images, index, decode)
+        reason = _reason(images, index, decode, keep)
         if reason is not None:
             found.append(Problem(index, images.paths[index], reason))
     return found
 
 
-def _reason(images: ImageList, index: int, decode: bool) -> str | None:
+def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> str | None:
     """Why image `index` cannot be used, in one line, or None."""
     try:
         status = os.stat(os.path.join(images.root or ".", images.paths[index]))
@@ -94,7 +100,9 @@ def _reason(images: ImageList, index: int, decode: bool) -> str | None:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 return f"huge: {width} x {height} pixels, at most {MOST_PIXELS:,} are read"
-            if decode:
+            if decode and keep is not None:
+                keep(index, image)
+            elif decode:
                 # The smallest scale still reads every byte of a JPEG, but spares most of the arithmetic.
                 image.draft(None, (1, 1))
                 image.load()
