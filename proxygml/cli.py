@@ -1,6 +1,7 @@
 """The command line. Its options are the fields of a Recipe, so that none is written twice."""
 
 import importlib
+import itertools
 import os
 import shlex
 import sys
@@ -12,23 +13,19 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.display import drawn_progress, messages, output, program, show_run, show_scores
-from proxygml.recipes import GLYPHS, PRESETS
+from proxygml import methods
+from proxygml.display import drawn_progress, messages, output, program, show_losses, show_run, show_scores
+from proxygml.recipes import GLYPHS, PRESETS, Recipe
 from proxygml.version import __version__
 
 MOST_FINDINGS = 50  # lines of a check that found more
 
-PresetRecipe = tyro.extras.subcommand_type_from_defaults(
-    {name: recipe for name, (_, recipe) in PRESETS.items()},
-    {name: description for name, (description, _) in PRESETS.items()},
-    prefix_names=False,
-)
-
 
 def train(
-    recipe: Annotated[PresetRecipe, tyro.conf.arg(name="")] = GLYPHS,
+    recipe: Recipe = GLYPHS,
     out: Path | None = None,
     resume: Path | None = None,
+    like: Literal["fair", "native"] | None = None,
     json: bool = False,
 ) -> None:
     """Train a network and score it on classes that it has never seen.
@@ -41,6 +38,8 @@ def train(
     Args:
         out: Folder of the new run [default: runs/DATASET-DATE-TIME].
         resume: Folder of a run to go on with; its own recipe is used.
+        like: Run the --loss in ProxyGML's setting (fair) or in that of its own paper or code (native); what else is
+            given on the command line comes on top.
         json: Print the scores as JSON.
     """
     if resume is not None and (out is not None or recipe != GLYPHS):
@@ -183,6 +182,38 @@ def datasets(
         sys.exit(1)
 
 
+def losses(json: bool = False) -> None:
+    """List the losses: paper, what each needs of the trainer, and where its implementation comes from.
+
+    Args:
+        json: Print the list as JSON.
+    """
+    from dataclasses import asdict
+
+    from proxygml.losses import METHODS
+
+    if json:
+        output.print_json(data={name: asdict(method) for name, method in METHODS.items()})
+    else:
+        show_losses(METHODS)
+
+
+def _presets(arguments: list[str]) -> type:
+    """The presets as a type of which each is a subcommand; --like changes them before other settings do."""
+    words = [part for argument in arguments for part in argument.split("=", 1)]  # --loss ms, or --loss=ms
+    given = dict(itertools.pairwise(words))
+    recipes = {name: recipe for name, (_, recipe) in PRESETS.items()}
+    if "--like" in given:
+        if given["--like"] not in ("fair", "native"):
+            raise ValueError(f"expected --like fair or --like native, got {given['--like']}")
+        chosen = next((name for name in arguments if name in recipes), "glyphs")
+        recipe = recipes[chosen]
+        dataset = given.get("--dataset", recipe.dataset)
+        recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))
+    descriptions = {name: description for name, (description, _) in PRESETS.items()}
+    return tyro.extras.subcommand_type_from_defaults(recipes, descriptions, prefix_names=False)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command `proxygml`."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -192,8 +223,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            train.__annotations__["recipe"] = Annotated[_presets(arguments), tyro.conf.arg(name="")]
             tyro.extras.subcommand_cli_from_dict(
-                {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets},
+                {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets, "losses": losses},
                 prog="proxygml",
                 description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
                 args=arguments,

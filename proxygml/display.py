@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from proxygml.losses import Method
 from proxygml.recipes import Recipe
 
 output = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to
@@ -71,6 +72,27 @@ def show_scores(rows: dict[str, dict], *, heading: str) -> None:
     lone = max(row["lone_queries"] for row in rows.values())
     if lone:
         output.print(f"{lone} queries have no image of their class to find: each counts as a miss", highlight=False)
+
+
+def show_losses(methods: Mapping[str, Method]) -> None:
+    """A table with one line per loss, and below it what is uncertain about some."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("--loss", "paper", "batches", "embeddings", "implementation"):
+        table.add_column(column, no_wrap=True)
+    for name, method in methods.items():
+        batches = f"{method.images_per_class} of a class, {method.batches}"
+        network = "" if method.network == "plain" else f", {method.network}"
+        table.add_row(
+            name,
+            f"{method.title}: {method.paper}",
+            "shuffled" if method.batches == "shuffled" else batches,
+            ("unit length" if method.unit_length else "as they come") + network,
+            method.source + (" *" if method.doubt else ""),
+        )
+    output.print(table)
+    for name, method in methods.items():
+        if method.doubt:
+            output.print(f"* {name}: {method.doubt}", highlight=False, markup=False)
 
 
 @contextmanager

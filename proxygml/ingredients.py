@@ -1,8 +1,7 @@
 """What a recipe asks for: its device, images, network, loss and optimizer."""
 
-import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,18 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from proxygml import backbones, datasets, losses
+from proxygml import backbones, datasets, losses, sampling
+from proxygml.backbones.cascade import CascadedEmbedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.images import Crops
 from proxygml.recipes import Recipe
+
+OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
+    *("proxies_per_class", "ratio", "links", "proxy_weight"),
+    *("positive_mask", "literal_mask", "mask_softmax", "scale"),
+)
 
 
 def start_fabric(recipe: Recipe) -> Fabric:
@@ -81,9 +86,24 @@ def test_crops(recipe: Recipe, images: ImageList) -> Crops:
     return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop)
 
 
-def build_model(recipe: Recipe) -> backbones.Embedder:
-    """The network, with random weights and with its frozen stages frozen."""
-    model = backbones.build(recipe.backbone, embedding_dim=recipe.embedding_dim, pooling=recipe.pooling)
+def build_model(recipe: Recipe) -> nn.Module:
+    """The network that the recipe's loss needs, with random weights and with its frozen stages frozen."""
+    method = losses.find(recipe.loss)
+    if method.network == "three heads":
+        model = CascadedEmbedder(backbones.build_trunk(recipe.backbone), recipe.embedding_dim)
+    else:
+        model = backbones.build(
+            recipe.backbone,
+            embedding_dim=recipe.embedding_dim,
+            pooling=recipe.pooling,
+            normalise=method.unit_length,
+            normalise_features=method.network == "batch-norm head",
+        )
+    if recipe.head_start == "kaiming":
+        for layer in model.head.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+                nn.init.zeros_(layer.bias)
     unknown = set(recipe.frozen) - set(model.trunk.stages)
     if unknown:
         raise ValueError(
@@ -96,7 +116,14 @@ def build_model(recipe: Recipe) -> backbones.Embedder:
     return model
 
 
-def load_pretrained(model: backbones.Embedder, recipe: Recipe) -> str:
+def without_head(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The same trunk with nothing after its pooling: what a network gives before its head has learned anything."""
+    bare = backbones.Embedder(model.trunk, recipe.embedding_dim, pooling=recipe.pooling)
+    bare.head = nn.Identity()
+    return bare
+
+
+def load_pretrained(model: nn.Module, recipe: Recipe) -> str:
     """Put the recipe's weights into the trunk; what was loaded, in a sentence."""
     path = backbones.pretrained_file(model.trunk) if recipe.weights == "pretrained" else Path(recipe.weights)
     loaded = backbones.load_weights(model.trunk, path)
@@ -108,21 +135,46 @@ def load_pretrained(model: backbones.Embedder, recipe: Recipe) -> str:
 
 
 def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The loss, for so many classes, with those of the recipe's settings that it has a keyword for."""
-    make = losses.find(recipe.loss)
-    keywords = inspect.signature(make).parameters.keys() & {field.name for field in fields(recipe)} - {"embedding_dim"}
-    return make(num_classes, recipe.embedding_dim, **{name: getattr(recipe, name) for name in keywords})
+    """The loss, for so many classes."""
+    settings = {name: getattr(recipe, name) for name in OWN_SETTINGS} if recipe.loss == "proxygml" else {}
+    return losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings | recipe.loss_settings)
 
 
-def build_optimizer(recipe: Recipe, model: backbones.Embedder, loss: nn.Module) -> torch.optim.Optimizer:
-    """Adam over three groups, trunk, head and proxies, each with its own learning rate."""
+def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:
+    """One optimizer over groups with learning rates of their own: trunk, head, and the parameters of the loss."""
     rates = {
         "trunk": (model.trunk, recipe.learning_rate),
         "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
+        **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
         "proxies": (loss, recipe.proxy_learning_rate),
     }
-    groups = [
-        {"name": name, "params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_rate": rate}
-        for name, (module, rate) in rates.items()
-    ]
-    return torch.optim.Adam(groups, eps=recipe.adam_epsilon, weight_decay=recipe.weight_decay, fused=True)
+    groups, taken = [], set()
+    for name, (module, rate) in rates.items():
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
+        taken.update(map(id, parameters))
+        groups.append({"name": name, "params": parameters, "lr": rate, "base_rate": rate})
+    shared = {"weight_decay": recipe.weight_decay}
+    match recipe.optimizer:
+        case "adam":
+            return torch.optim.Adam(groups, eps=recipe.adam_epsilon, fused=True, **shared)
+        case "adamw":
+            return torch.optim.AdamW(groups, eps=recipe.adam_epsilon, fused=True, **shared)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=0.9, fused=True, **shared)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, eps=recipe.adam_epsilon, **shared)
+
+
+def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch, as the recipe's loss wants them: labels (M,) -> image numbers."""
+    method = losses.find(recipe.loss)
+    chance = {"seed": recipe.seed, "epoch": epoch}
+    if method.batches == "shuffled":
+        return sampling.shuffled(len(labels), recipe.batch_size, **chance)
+    size = (recipe.batch_size, recipe.images_per_class or method.images_per_class)
+    distances = getattr(loss, "class_distances", None)
+    if method.batches == "neighbouring" and distances is not None:
+        return sampling.neighbouring(labels, *size, distances.cpu().numpy(), **chance)
+    if method.batches == "two streams":
+        return sampling.two_streams(labels, *size, share=loss.structured_share, **chance)
+    return sampling.balanced(labels, *size, **chance)

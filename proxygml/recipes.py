@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 
@@ -52,11 +52,15 @@ class Recipe:
     """Stages of the network that stay as they are."""
     embedding_dim: int = 512
     """Length of an embedding."""
+    head_start: Literal["uniform", "kaiming"] = "uniform"
+    """How the last layer begins: torch's uniform numbers, or Kaiming's normal ones without a bias."""
     pooling: Literal["average", "max", "average+max"] = "average"
     """How the maps of the network become one vector."""
 
     loss: str = "proxygml"
-    """The loss to train with."""
+    """The loss to train with: see `proxygml losses`."""
+    loss_settings: dict[str, float | bool | str] = field(default_factory=dict)
+    """Settings of another loss than proxygml, by its own names: alpha 2 beta 40."""
     proxies_per_class: int = 12
     """N."""
     ratio: float = 0.05
@@ -78,6 +82,10 @@ class Recipe:
     """How often every training image is seen."""
     batch_size: int = 32
     """Images in a step."""
+    images_per_class: int | None = None
+    """Of each class in a batch, for losses whose batches are drawn by class; None: as the method has it."""
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """What takes the steps; sgd has a momentum of 0.9."""
     learning_rate: float = 1e-4
     """Of the network."""
     head_learning_rate: float | None = None
@@ -91,7 +99,9 @@ class Recipe:
     schedule: Literal["steps", "cosine"] = "steps"
     """Learning rates fall in steps at the epochs in `decay`, or along a cosine to 0 at the end."""
     decay: tuple[int, ...] = (20, 40)
-    """Epochs, counted from 0, from which the learning rates are a further ten times smaller."""
+    """Epochs, counted from 0, from which the learning rates are multiplied once more by `decay_factor`."""
+    decay_factor: float = 0.1
+    """What each step of `decay` multiplies the learning rates by."""
     warmup: tuple[int, ...] = ()
     """Epochs, counted from 0, that train head and proxies only."""
     freeze_batch_norm: bool = False
@@ -111,9 +121,9 @@ class Recipe:
     """Processes that decode images; 0: none but the training itself."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # JSON has lists where a recipe has tuples
-            if isinstance(getattr(self, field.name), list):
-                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        for one in fields(self):  # JSON has lists where a recipe has tuples
+            if isinstance(getattr(self, one.name), list):
+                object.__setattr__(self, one.name, tuple(getattr(self, one.name)))
         for name, kind in get_type_hints(type(self)).items():
             if not _fits(getattr(self, name), kind):
                 expected = getattr(kind, "__name__", str(kind).replace("typing.", ""))
@@ -121,7 +131,8 @@ class Recipe:
         for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
-        for name in ("learning_rate", "proxy_learning_rate", "adam_epsilon", "ratio", "scale", "cache_gigabytes"):
+        positive = ("learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
+        for name in (*positive, "ratio", "scale", "cache_gigabytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:
@@ -141,7 +152,7 @@ class Recipe:
 
     def changed(self, settings: Mapping[str, object]) -> "Recipe":
         """This recipe with other settings; an unknown name is an error that names the nearest known one."""
-        known = [field.name for field in fields(self)]
+        known = [one.name for one in fields(self)]
         for name in settings:
             if name not in known:
                 nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
@@ -165,6 +176,8 @@ class Recipe:
 def _fits(value: object, kind: object) -> bool:
     """Whether a value is of a type as the fields of a Recipe name them."""
     inner = get_args(kind)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if get_origin(kind) is Literal:
         return value in inner
     if get_origin(kind) is tuple:

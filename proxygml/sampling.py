@@ -45,7 +45,7 @@ def neighbouring(
 ) -> list[np.ndarray]:
     """Like `balanced`, but the classes of a batch are random ones, each with the group - 1 classes nearest to it.
 
-    labels (M,), class_distances (C, C) floats. A class near to two of them counts once; random ones take its second place.
+    labels (M,), class_distances (C, C) floats. Where a class is near to two, a random one takes its second place.
     """
     random = np.random.default_rng((seed, epoch))
     members = _images_by_class(labels)
@@ -73,8 +73,9 @@ def two_streams(
     """
     first_size = round(share * batch_size)
     second_size = batch_size - first_size
-    first_length = len(balanced(labels, first_size, images_per_class, seed=seed, epoch=0))
-    second_length = max(1, len(labels) // second_size)
+    whole_classes = images_per_class * math.ceil(first_size / images_per_class)
+    first_length = len(balanced(labels, whole_classes, images_per_class, seed=seed, epoch=0))
+    second_length = max(1, len(labels) // max(1, second_size))
     while math.gcd(first_length, second_length) > 1:
         second_length -= 1
     batches = math.ceil(len(labels) / batch_size)
@@ -84,8 +85,8 @@ def two_streams(
     for step in range(epoch * batches, (epoch + 1) * batches):
         turn, place = divmod(step, first_length)
         if turn not in first:
-            first[turn] = balanced(labels, first_size, images_per_class, seed=seed, epoch=turn)
-        structured = first[turn][place]
+            first[turn] = balanced(labels, whole_classes, images_per_class, seed=seed, epoch=turn)
+        structured = first[turn][place][:first_size]
         turn, place = divmod(step, second_length)
         if turn not in second:
             second[turn] = np.random.default_rng((seed, turn, 1)).permutation(len(labels))

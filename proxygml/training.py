@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from proxygml import evaluation, ingredients, pictures, sampling
+from proxygml import evaluation, ingredients, pictures
 from proxygml.backbones import Embedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
@@ -63,7 +63,7 @@ def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
     """What the learning rates are multiplied by at this (fractional) epoch."""
     if recipe.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
-    return 0.1 ** sum(epoch >= milestone for milestone in recipe.decay)
+    return recipe.decay_factor ** sum(epoch >= milestone for milestone in recipe.decay)
 
 
 class _Session:
@@ -83,9 +83,11 @@ class _Session:
             self.test_images = self._usable(self.test_images, "test", None)
         self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
         model = ingredients.build_model(recipe)
-        loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
         if checkpoint is None and recipe.weights is not None:
             progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
+        loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
+        if hasattr(loss, "watch"):
+            loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)
         self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
         self.model, self.loss = self.fabric.setup_module(model), self.fabric.setup_module(loss)
@@ -163,6 +165,8 @@ class _Session:
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         """Every training image once; mean losses and the learning rates at the end."""
         recipe, optimizer = self.recipe, self.optimizer
+        if hasattr(self.loss, "begin_epoch"):
+            self.loss.begin_epoch(epoch, self._embed_training_images)
         self.model.train()
         if recipe.freeze_batch_norm:
             _keep_statistics(self.model)
@@ -172,7 +176,7 @@ class _Session:
         for parameter in self.trunk:
             parameter.requires_grad_(epoch not in recipe.warmup)
 
-        batches = sampling.shuffled(len(self.train_images), recipe.batch_size, seed=recipe.seed, epoch=epoch)
+        batches = ingredients.draw_batches(recipe, self.train_images.labels, self.loss, epoch)
         sums: dict[str, float] = {}
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
@@ -189,7 +193,8 @@ class _Session:
             done, total = epoch * len(batches) + step + 1, recipe.epochs * len(batches)
             note = f"epoch {epoch + 1}/{recipe.epochs} loss {value.item():.2f}{_held_out_note(self.log)}"
             self.progress("training", done, total, note)
-        means = {name: total / len(self.train_images) for name, total in sums.items()}
+        seen = sum(map(len, batches))
+        means = {name: total / seen for name, total in sums.items()}
         return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -207,8 +212,12 @@ class _Session:
 
     def _score(self, images: ImageList, what: str, cluster: bool) -> tuple[evaluation.Scores, Embeddings]:
         """Scores of the network as it is now, and the embeddings that were scored."""
-        embeddings = embed(
-            self.model,
+        embeddings = self._embed(self.model, images, what)
+        return self._evaluate(embeddings.vectors, embeddings.labels, cluster), embeddings
+
+    def _embed(self, model: nn.Module, images: ImageList, what: str) -> Embeddings:
+        return embed(
+            model,
             ingredients.test_crops(self.recipe, images),
             images.paths,
             batch_size=max(128, self.recipe.batch_size),
@@ -216,16 +225,19 @@ class _Session:
             device=self.fabric.device,
             progress=lambda done, total: self.progress(what, done, total, ""),
         )
-        return self._evaluate(embeddings.vectors, embeddings.labels, cluster), embeddings
+
+    def _embed_training_images(self) -> tuple[Tensor, Tensor]:
+        """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""
+        embeddings = self._embed(self.model, self.train_images, "embedding training images")
+        return tuple(torch.from_numpy(part).to(self.fabric.device) for part in (embeddings.vectors, embeddings.labels))
 
     def _score_baselines(self) -> None:
         self.progress("scoring raw pixels", 0, 1, "")
         pixels = raw_pixels(ingredients.test_crops(self.recipe, self.test_images))
         self.scores["pixels"] = self._evaluate(pixels, self.test_images.labels, cluster=True).to_json()
-        head, self.model.head = self.model.head, nn.Identity()  # the head is still random, which only harms
-        untrained, _ = self._score(self.test_images, "scoring the network before training", cluster=True)
-        self.model.head = head
-        self.scores["untrained"] = untrained.to_json()
+        bare = self.fabric.setup_module(ingredients.without_head(self.model, self.recipe))
+        before = self._embed(bare, self.test_images, "scoring the network before training")
+        self.scores["untrained"] = self._evaluate(before.vectors, before.labels, cluster=True).to_json()
 
     def _evaluate(self, vectors: object, labels: object, cluster: bool) -> evaluation.Scores:
         return evaluation.evaluate(

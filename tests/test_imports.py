@@ -26,12 +26,13 @@ MAY_IMPORT = {
     "embeddings": {"images"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
-    "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses"},
+    "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"},
     "training": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"),
         *("evaluation", "embeddings", "pictures", "runs", "ingredients"),
     },
-    "display": {"recipes"},
+    "methods": set(),
+    "display": {"losses", "recipes"},
     "cli": None,  # anything
     "__main__": {"cli"},
     "__init__": {"losses"},

@@ -18,28 +18,50 @@ from proxygml.backbones.weights import load_weights as load_weights
 Pooling = Literal["average", "max", "average+max"]
 
 
+class PixelScaling(nn.Module):
+    """Images (B, 3, H, W) in RGB, 0..255 -> as a trunk was trained on them.
+
+    It is part of the network, so that whoever holds one cannot feed it wrongly.
+    """
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.bgr = trunk.bgr
+        for name in ("pixel_mean", "pixel_std"):
+            self.register_buffer(name, torch.tensor(getattr(trunk, name))[:, None, None], persistent=False)  # (3, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.flip(1) if self.bgr else images
+        return (images - self.pixel_mean) / self.pixel_std
+
+
 class Embedder(nn.Module):
     """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D), of unit length unless `normalise` is off.
 
-    Pixels are scaled here, as the trunk was trained, so that whoever holds the network cannot feed it wrongly.
+    `normalise_features` puts batch normalisation before the last layer.
     """
 
     def __init__(
-        self, trunk: nn.Module, embedding_dim: int, *, pooling: Pooling = "average", normalise: bool = True
+        self,
+        trunk: nn.Module,
+        embedding_dim: int,
+        *,
+        pooling: Pooling = "average",
+        normalise: bool = True,
+        normalise_features: bool = False,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = nn.Linear(trunk.channels, embedding_dim)
+        if normalise_features:
+            self.head = nn.Sequential(nn.BatchNorm1d(trunk.channels), self.head)
         self.pooling = pooling
         self.normalise = normalise
-        for name in ("pixel_mean", "pixel_std"):
-            self.register_buffer(name, torch.tensor(getattr(trunk, name))[:, None, None], persistent=False)  # (3, 1, 1)
+        self.scale_pixels = PixelScaling(trunk)
         self.to(memory_format=torch.channels_last)  # convolutions on a CPU take about 2/3 of the time
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.trunk.bgr:
-            images = images.flip(1)
-        maps = self.trunk((images - self.pixel_mean) / self.pixel_std)  # (B, F, h, w)
+        maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
         embeddings = self.head(self.pool(maps))  # (B, D)
         return F.normalize(embeddings, dim=-1) if self.normalise else embeddings
 
@@ -61,18 +83,29 @@ BACKBONES = {  # name: module, class, its arguments
 }
 
 
-def build(name: str, *, embedding_dim: int, pooling: Pooling = "average", normalise: bool = True) -> Embedder:
-    """The Embedder on a trunk: one of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
+def build(
+    name: str,
+    *,
+    embedding_dim: int,
+    pooling: Pooling = "average",
+    normalise: bool = True,
+    normalise_features: bool = False,
+) -> Embedder:
+    """The Embedder on a trunk: see `build_trunk`."""
+    trunk = build_trunk(name)
+    return Embedder(trunk, embedding_dim, pooling=pooling, normalise=normalise, normalise_features=normalise_features)
+
+
+def build_trunk(name: str) -> nn.Module:
+    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
     if name.startswith("hf:"):
         from proxygml.backbones.hub import Hub
 
-        trunk = Hub(name)
-    elif name in BACKBONES:
-        module, network, arguments = BACKBONES[name]
-        trunk = getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
-    else:
+        return Hub(name)
+    if name not in BACKBONES:
         raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
-    return Embedder(trunk, embedding_dim, pooling=pooling, normalise=normalise)
+    module, network, arguments = BACKBONES[name]
+    return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
 
 
 def pretrained_file(trunk: nn.Module) -> Path:

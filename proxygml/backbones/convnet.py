@@ -14,8 +14,9 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        channels = (3, 32, 64, 128, self.channels)
-        for name, before, after in zip(self.stages, channels, channels[1:], strict=False):
+        self.stage_channels = dict(zip(self.stages, (32, 64, 128, self.channels), strict=True))
+        before = 3
+        for name, after in self.stage_channels.items():
             self.add_module(
                 name,
                 nn.Sequential(
@@ -25,6 +26,7 @@ class ConvNet(nn.Module):
                     nn.MaxPool2d(2),
                 ),
             )
+            before = after
 
     def stage(self, name: str, maps: Tensor) -> Tensor:
         """One block's output from its input."""

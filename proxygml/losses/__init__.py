@@ -1,19 +1,105 @@
-"""The losses by name: `find("proxygml")(num_classes, embedding_dim)` is a module, `loss(embeddings, labels)`."""
+"""The losses by name: METHODS says what each needs, `make` gives the module `loss(embeddings, labels) -> scalar`.
+
+A loss may also have `begin_epoch(epoch, embed)`, which is called before every epoch with a function that gives the
+embeddings and labels of all training images; `watch(network)`, called once, where it needs more than embeddings; and
+`learning_rates` of parts of its own by name.
+"""
 
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+if TYPE_CHECKING:  # `proxygml losses` need not wait for torch
+    from torch import nn
 
-LOSSES = {  # name: module, what makes it
-    "proxygml": ("proxygml", "ProxyGMLLoss"),
-    "proxy-anchor": ("baselines", "proxy_anchor"),
-}
+LIBRARY, OURS = "pytorch-metric-learning", "written here"
 
 
-def find(name: str) -> Callable[..., nn.Module]:
-    """What makes a loss from (num_classes, embedding_dim) and keywords of its own."""
-    if name not in LOSSES:
-        raise ValueError(f"expected a loss among {', '.join(LOSSES)}, got {name!r}")
-    module, maker = LOSSES[name]
-    return getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)
+@dataclass(frozen=True)
+class Method:
+    """Where a loss comes from and what it needs of the trainer."""
+
+    maker: str  # module of this package and name in it
+    title: str
+    paper: str
+    source: str = LIBRARY
+    batches: Literal["shuffled", "balanced", "neighbouring", "two streams"] = "shuffled"
+    images_per_class: int = 4  # in such batches
+    unit_length: bool = True  # of the embeddings, in training and in evaluation
+    network: Literal["plain", "batch-norm head", "three heads"] = "plain"
+    doubt: str = ""  # what is remembered or reconstructed rather than read
+
+
+METHODS = {
+    "proxygml": Method("proxygml.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
+    "semihard": Method(
+        "baselines.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
+        doubt="the library takes all semi-hard triplets; the quoted row is said to be TensorFlow's (variant nearest)",
+    ),
+    "liftedstruct": Method(
+        "baselines.liftedstruct", "Lifted structure", "Oh Song et al., CVPR 2016", batches="balanced", unit_length=False
+    ),
+    "clustering": Method(
+        "clustering.ClusteringLoss", "Clustering by facility location", "Oh Song et al., CVPR 2017", OURS,
+        doubt="gamma and its decay are another implementation's",
+    ),
+    "proxy-nca": Method("baselines.proxy_nca", "Proxy-NCA", "Movshovitz-Attias et al., ICCV 2017"),
+    "hdc": Method(
+        "hdc.HDCLoss", "Hard-aware deeply cascaded", "Yuan et al., ICCV 2017", OURS, batches="balanced",
+        network="three heads", doubt="every head ranks all pairs, as in the released code; the paper: cascade=True",
+    ),
+    "htl": Method(
+        "htl.HTLLoss", "Hierarchical triplets", "Ge et al., ECCV 2018", OURS, batches="neighbouring",
+        images_per_class=2, doubt="linkage of the tree, batch layout and first epoch are reconstructed",
+    ),
+    "damlrrm": Method(
+        "damlrrm.DAMLRRMLoss", "DAMLRRM", "Xu et al., CVPR 2019", OURS, batches="two streams",
+        doubt="a reconstruction: of the paper only the abstract was at hand",
+    ),
+    "hdml": Method(
+        "hdml.HDMLLoss", "Hardness-aware (N-pair)", "Zheng et al., CVPR 2019", OURS, batches="balanced",
+        images_per_class=2, unit_length=False, network="batch-norm head",
+    ),
+    "softtriple": Method("baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019"),
+    "ms": Method(
+        "baselines.ms", "Multi-similarity", "Wang et al., CVPR 2019", batches="balanced", images_per_class=5
+    ),
+    "margin": Method(
+        "baselines.margin", "Margin, distance-weighted", "Wu et al., ICCV 2017", batches="balanced", images_per_class=5
+    ),
+    "proxy-anchor": Method("baselines.proxy_anchor", "Proxy-Anchor", "Kim et al., CVPR 2020"),
+    "n-pair": Method(
+        "baselines.n_pair", "N-pair", "Sohn, NeurIPS 2016", batches="balanced", images_per_class=2, unit_length=False
+    ),
+    "contrastive": Method("baselines.contrastive", "Contrastive", "Hadsell et al., CVPR 2006", batches="balanced"),
+    "triplet": Method(
+        "baselines.triplet", "Triplets, all", "Weinberger and Saul, JMLR 2009", batches="balanced"
+    ),
+    "norm-softmax": Method("baselines.norm_softmax", "Normalised softmax", "Wang et al., ACM MM 2017"),
+    "cosface": Method("baselines.cosface", "CosFace", "Wang et al., CVPR 2018"),
+    "am-softmax": Method("baselines.am_softmax", "AM-softmax", "Wang et al., SPL 2018"),
+    "arcface": Method("baselines.arcface", "ArcFace", "Deng et al., CVPR 2019"),
+    "l-softmax": Method("baselines.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False),
+    "subcenter-arcface": Method("baselines.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
+    "center": Method("center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False),
+}  # fmt: skip
+
+
+def find(name: str) -> Method:
+    """What a loss needs; an unknown name is an error that lists the known ones."""
+    if name not in METHODS:
+        raise ValueError(f"expected a loss among {', '.join(METHODS)}, got {name!r}")
+    return METHODS[name]
+
+
+def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str, object]) -> "nn.Module":
+    """A loss with some of its own keywords set; an unknown keyword is an error that lists the known ones."""
+    module, _, maker = find(name).maker.partition(".")
+    build = getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)
+    known = [key for key in inspect.signature(build).parameters if key not in ("num_classes", "embedding_dim")]
+    unknown = settings.keys() - set(known)
+    if unknown:
+        raise ValueError(f"{name} has no setting {', '.join(sorted(unknown))}: it has {', '.join(known) or 'none'}")
+    return build(num_classes, embedding_dim, **settings)

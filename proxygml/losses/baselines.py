@@ -1,9 +1,257 @@
-"""Losses that pytorch-metric-learning ships, with the constants of their papers."""
+"""Losses that pytorch-metric-learning ships, with the constants of their papers for CUB-200-2011 and Cars196.
 
-from pytorch_metric_learning import losses
-from torch import nn
+Every function makes a module `loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar.
+Embeddings are normalised inside, but liftedstruct, n_pair, l_softmax and center take them as they come. Proxies and
+class weights start with normal numbers of deviation 1, the library's choice, unless a docstring says otherwise: their
+length matters although only directions count, since gradients scale with its inverse.
+"""
+
+import math
+import warnings
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning import distances, losses, miners, regularizers
+from torch import Tensor, nn
+
+from proxygml.losses.center import CenterLoss
+from proxygml.losses.interface import LibraryLoss, require_choice, require_positive, require_whole
+from proxygml.losses.semihard import NearestSemihardLoss
+
+center = CenterLoss  # the one method here that the library lacks
+
+# Pairs and triplets of the batch
 
 
-def proxy_anchor(num_classes: int, embedding_dim: int) -> nn.Module:
-    """Proxy-Anchor (Kim et al., CVPR 2020): alpha 32, margin 0.1."""
-    return losses.ProxyAnchorLoss(num_classes, embedding_dim, margin=0.1, alpha=32)
+def semihard(
+    num_classes: int, embedding_dim: int, *, variant: Literal["all", "nearest"] = "all", margin: float = 0.2
+) -> nn.Module:
+    """Triplets whose negative is farther than the positive by the margin at most (Schroff et al., CVPR 2015).
+
+    `all` is the mean over all of them; `nearest` is TensorFlow's: for each positive pair the nearest farther negative.
+    """
+    require_choice("variant", variant, "all", "nearest")
+    if variant == "nearest":
+        return LibraryLoss(num_classes, embedding_dim, NearestSemihardLoss(margin))
+    squared = distances.LpDistance(power=2)
+    miner = miners.TripletMarginMiner(margin=margin, type_of_triplets="semihard", distance=squared)
+    return LibraryLoss(num_classes, embedding_dim, losses.TripletMarginLoss(margin=margin, distance=squared), miner)
+
+
+def triplet(
+    num_classes: int, embedding_dim: int, *, variant: Literal["all", "hard"] = "all", margin: float = 0.2
+) -> nn.Module:
+    """Triplets on squared distances (Weinberger and Saul, JMLR 2009), mean over those that violate the margin.
+
+    `hard` takes one for each anchor: the farthest positive and the nearest negative (Hermans et al., 2017).
+    """
+    require_choice("variant", variant, "all", "hard")
+    squared = distances.LpDistance(power=2)
+    miner = miners.BatchHardMiner(distance=squared) if variant == "hard" else None
+    return LibraryLoss(num_classes, embedding_dim, losses.TripletMarginLoss(margin=margin, distance=squared), miner)
+
+
+def contrastive(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    variant: Literal["squared", "cosine"] = "squared",
+    margin: float | None = None,
+) -> nn.Module:
+    """d² of positives and [margin - d²]_+ of negatives, margin 1 (Hadsell et al., CVPR 2006; in Oh Song's form).
+
+    `cosine`: 1 - s and [s - margin]_+, margin 0.5. Both are means over the pairs above 0.
+    """
+    require_choice("variant", variant, "squared", "cosine")
+    if variant == "squared":
+        distance, positive, negative = distances.LpDistance(power=2), 0.0, 1.0
+    else:
+        distance, positive, negative = distances.CosineSimilarity(), 1.0, 0.5
+    negative = negative if margin is None else margin
+    return LibraryLoss(num_classes, embedding_dim, losses.ContrastiveLoss(positive, negative, distance=distance))
+
+
+def liftedstruct(num_classes: int, embedding_dim: int, *, margin: float = 1.0) -> nn.Module:
+    """Lifted structure (Oh Song et al., CVPR 2016)."""
+    plain = distances.LpDistance(normalize_embeddings=False)
+    return LibraryLoss(num_classes, embedding_dim, losses.LiftedStructureLoss(margin, 0, distance=plain))
+
+
+def n_pair(num_classes: int, embedding_dim: int, *, regularisation_weight: float = 0.003) -> nn.Module:
+    """N-pair (Sohn, NeurIPS 2016); the weight is 0.003 for Cars196, 0.015 for CUB.
+
+    The first two images of each class are its anchor and its positive: draw batches of two of each. The regulariser is
+    the mean squared length of all embeddings, so a batch without a pair costs something, too.
+    """
+    loss = losses.NPairsLoss(
+        distance=distances.DotProductSimilarity(normalize_embeddings=False),
+        embedding_regularizer=regularizers.LpRegularizer(p=2, power=2),
+        embedding_reg_weight=0.5 * regularisation_weight,
+    )
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def ms(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    alpha: float = 2.0,
+    beta: float = 50.0,
+    base: float = 0.5,
+    epsilon: float = 0.1,
+) -> nn.Module:
+    """Multi-similarity with its mining (Wang et al., CVPR 2019).
+
+    The authors' code has beta 40 and base 0.5; the paper, from memory, beta 50 and base 1.
+    """
+    require_positive(alpha=alpha, beta=beta)
+    miner = partial(_mine_twice, miners.MultiSimilarityMiner(epsilon=epsilon))
+    return LibraryLoss(num_classes, embedding_dim, losses.MultiSimilarityLoss(alpha, beta, base), miner)
+
+
+def _mine_twice(miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """Each pair twice, since the library takes a single pair for none; only for losses that put pairs into a mask."""
+    return tuple(indices.repeat(2) for indices in miner(embeddings, labels))
+
+
+def margin(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    margin: float = 0.2,
+    beta: float = 1.2,
+    nu: float = 0.0,
+    cutoff: float = 0.5,
+    nonzero_loss_cutoff: float = 1.4,
+) -> nn.Module:
+    """Margin with distance-weighted sampling (Wu et al., ICCV 2017); a boundary beta is learned for each class.
+
+    Triplets are drawn with torch's global generator, for each anchor as many as its class has images in the batch.
+    """
+    loss = losses.MarginLoss(margin, nu, beta, learn_beta=True, num_classes=num_classes)
+    miner = miners.DistanceWeightedMiner(cutoff=cutoff, nonzero_loss_cutoff=nonzero_loss_cutoff)
+    return LibraryLoss(num_classes, embedding_dim, loss, miner)
+
+
+# Proxies and class weights
+
+
+def proxy_nca(
+    num_classes: int, embedding_dim: int, *, softmax_scale: float = 9.0, exclude_positive: bool = False
+) -> nn.Module:
+    """Proxy-NCA (Movshovitz-Attias et al., ICCV 2017); a softmax_scale of 8 for Stanford Online Products.
+
+    In the paper the positive proxy is excluded from the sum; in the code in use it is not. Proxies start with
+    deviation 1/8, as in that code.
+    """
+    require_positive(softmax_scale=softmax_scale)
+    if exclude_positive and num_classes == 1:
+        raise ValueError("expected at least 2 classes, since exclude_positive leaves the other proxies, got 1")
+    start = partial(nn.init.normal_, std=1 / 8)
+    loss = losses.ProxyNCALoss(num_classes, embedding_dim, softmax_scale=softmax_scale, weight_init_func=start)
+    return LibraryLoss(num_classes, embedding_dim, PositiveExcluded(loss) if exclude_positive else loss)
+
+
+class PositiveExcluded(nn.Module):
+    """The paper's Proxy-NCA, d²(x, p_y) + log Σ_{z≠y} exp(-d²(x, p_z)) with scaled d², which can be negative."""
+
+    def __init__(self, loss: losses.ProxyNCALoss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        logits = -self.loss.softmax_scale * self.loss.get_logits(embeddings)  # (B, C)
+        own = F.one_hot(labels, logits.shape[1]).bool()  # (B, C)
+        return (logits.masked_fill(own, -math.inf).logsumexp(dim=1) - logits[own]).mean()
+
+
+def softtriple(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    centers_per_class: int = 10,
+    la: float = 20.0,
+    gamma: float = 0.1,
+    margin: float = 0.01,
+    regularisation_weight: float = 0.2,
+) -> nn.Module:
+    """SoftTriple (Qian et al., ICCV 2019); for Stanford Online Products, from memory, 2 centers_per_class.
+
+    Centres start uniform in ±1/sqrt(C centers_per_class), as the authors' do.
+    """
+    require_whole(centers_per_class=centers_per_class)
+    require_positive(la=la, gamma=gamma)
+    regulariser = partial(center_spread, num_classes=num_classes) if centers_per_class > 1 else None
+    settings = {"weight_regularizer": regulariser, "weight_reg_weight": regularisation_weight}
+    loss = losses.SoftTripleLoss(num_classes, embedding_dim, centers_per_class, la, gamma, margin, **settings)
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def center_spread(centers: Tensor, num_classes: int) -> Tensor:
+    """Half the mean distance between centres of the same class, SoftTriple's regulariser: centers (C K, D) -> scalar.
+
+    The library's own needs (C K)² memory, and has NaN gradients when two centres have met, which is what it is for.
+    """
+    unit = F.normalize(centers.unflatten(0, (num_classes, -1)), dim=-1)  # (C, K, D)
+    first, second = torch.triu_indices(unit.shape[1], unit.shape[1], offset=1, device=unit.device)
+    similarity = (unit @ unit.mT)[:, first, second]  # (C, K (K - 1) / 2)
+    return (2 + 1e-5 - 2 * similarity).sqrt().mean() / 2
+
+
+def proxy_anchor(num_classes: int, embedding_dim: int, *, margin: float = 0.1, alpha: float = 32) -> nn.Module:
+    """Proxy-Anchor (Kim et al., CVPR 2020); proxies start with deviation sqrt(2 / C), as the authors' do."""
+    loss = losses.ProxyAnchorLoss(num_classes, embedding_dim, margin=margin, alpha=alpha)
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def norm_softmax(num_classes: int, embedding_dim: int, *, scale: float = 20.0) -> nn.Module:
+    """Softmax of scaled cosines (Wang et al., ACM MM 2017), at the library's temperature of 1/20."""
+    require_positive(scale=scale)
+    loss = losses.NormalizedSoftmaxLoss(num_classes, embedding_dim, temperature=1 / scale)
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def cosface(num_classes: int, embedding_dim: int, *, margin: float = 0.35, scale: float = 64.0) -> nn.Module:
+    """CosFace (Wang et al., CVPR 2018): a margin on the cosine with the own class."""
+    loss = losses.CosFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale)
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def am_softmax(num_classes: int, embedding_dim: int, *, margin: float = 0.35, scale: float = 30.0) -> nn.Module:
+    """AM-softmax (Wang et al., SPL 2018): CosFace at another scale."""
+    return cosface(num_classes, embedding_dim, margin=margin, scale=scale)
+
+
+def arcface(num_classes: int, embedding_dim: int, *, margin: float = 28.6, scale: float = 64.0) -> nn.Module:
+    """ArcFace (Deng et al., CVPR 2019): a margin, in degrees, on the angle with the own class."""
+    loss = losses.ArcFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale, distance=InnerCosine())
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+def subcenter_arcface(
+    num_classes: int, embedding_dim: int, *, sub_centers: int = 3, margin: float = 28.6, scale: float = 64.0
+) -> nn.Module:
+    """Sub-center ArcFace (Deng et al., ECCV 2020): the nearest of several centres of a class; margin in degrees."""
+    require_whole(sub_centers=sub_centers)
+    settings = {"margin": margin, "scale": scale, "sub_centers": sub_centers, "distance": InnerCosine()}
+    loss = losses.SubCenterArcFaceLoss(num_classes=num_classes, embedding_size=embedding_dim, **settings)
+    return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+class InnerCosine(distances.CosineSimilarity):
+    """Cosines one rounding step inside ±1, where the arc cosine in ArcFace has an infinite slope."""
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        bound = 1 - torch.finfo(query_emb.dtype).eps
+        return super().compute_mat(query_emb, ref_emb).clamp(-bound, bound)
+
+
+def l_softmax(num_classes: int, embedding_dim: int, *, margin: int = 4, scale: float = 1.0) -> nn.Module:
+    """Large-margin softmax (Liu et al., ICML 2016): a multiple of the angle with the own class; not annealed."""
+    require_whole(margin=margin)
+    with warnings.catch_warnings():  # it hands tensors to scipy, which NumPy 2 deprecates
+        warnings.simplefilter("ignore", DeprecationWarning)
+        loss = losses.LargeMarginSoftmaxLoss(num_classes, embedding_dim, margin=margin, scale=scale)
+    return LibraryLoss(num_classes, embedding_dim, loss)

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
 
@@ -62,14 +64,9 @@ class ProxyGMLLoss(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in [
-            ("num_classes", num_classes),
-            ("embedding_dim", embedding_dim),
-            ("proxies_per_class", proxies_per_class),
-            ("links", 1 if links is None else links),
-        ]:
-            if value < 1 or value != int(value):
-                raise ValueError(f"expected {name} as a whole number of at least 1, got {value}")
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim, proxies_per_class=proxies_per_class)
+        if links is not None:
+            require_whole(links=links)
         if not 0 < ratio < math.inf:
             raise ValueError(f"expected a ratio above 0 (the paper's is 0.05), got {ratio}")
         if not proxy_weight >= 0:
@@ -99,8 +96,9 @@ class ProxyGMLLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch. The last three are what pytorch-metric-learning passes; proxies need none of them."""
-        labels = self._checked(embeddings, labels)
-        precision = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
+        classes, _, dimension = self.proxies.shape
+        labels = checked_labels(embeddings, labels, classes, dimension)
+        precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):  # exp of a sum of N cosines overflows float16
             samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
             proxies = F.normalize(self.proxies.to(precision), dim=-1)  # (C, N, D)
@@ -132,31 +130,6 @@ class ProxyGMLLoss(nn.Module):
             f"proxy_weight={self.proxy_weight}, positive_bonus={self.positive_bonus}, "
             f"mask_softmax={self.mask_softmax}, scale={self.scale}"
         )
-
-    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The labels, on the embeddings' device, once both are known to be usable."""
-        classes, _, dimension = self.proxies.shape
-        for name, given in (("embeddings", embeddings), ("labels", labels)):
-            if not isinstance(given, Tensor):
-                raise ValueError(f"expected {name} as a tensor, got {type(given).__name__}")
-        if embeddings.ndim != 2 or embeddings.shape[1] != dimension:
-            raise ValueError(f"expected embeddings of shape (batch, {dimension}), got {tuple(embeddings.shape)}")
-        if not embeddings.is_floating_point():
-            raise ValueError(f"expected embeddings of a float type, got {embeddings.dtype}")
-        if len(embeddings) == 0:
-            raise ValueError("expected at least one embedding, got an empty batch")
-        if labels.shape != embeddings.shape[:1]:
-            raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
-        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
-        if not torch.isfinite(embeddings).all():
-            rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
-            raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
-        labels = labels.to(embeddings.device, torch.int64)
-        lowest, highest = (label.item() for label in labels.aminmax())
-        if lowest < 0 or highest >= classes:
-            raise ValueError(f"expected labels in 0..{classes - 1}, got {lowest}..{highest}: number the classes from 0")
-        return labels
 
 
 def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:

@@ -1,0 +1,59 @@
+"""Center loss: softmax and the distance to the centre of the own class (Wen et al., ECCV 2016).
+
+c         centers       (C, D)  not trained by gradient: each batch moves them
+W, b      classifier            linear, of the softmax
+lambda    center_weight
+alpha     center_rate
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+
+
+class CenterLoss(nn.Module):
+    """`loss(embeddings, labels)`: embeddings (B, D) as they come, integer labels (B,) in 0..C-1 -> scalar.
+
+    Softmax and distances are both means over the batch; the paper sums both, from memory, which is B times as much.
+    Centres start at 0, as nothing else is known, and move with every batch while the module is in training mode.
+    """
+
+    def __init__(
+        self, num_classes: int, embedding_dim: int, *, center_weight: float = 0.003, center_rate: float = 0.5
+    ) -> None:
+        super().__init__()
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
+        for name, value in (("center_weight", center_weight), ("center_rate", center_rate)):
+            if not value >= 0:
+                raise ValueError(f"expected {name} of at least 0, got {value}")
+        self.center_weight = center_weight
+        self.center_rate = center_rate
+        self.classifier = nn.Linear(embedding_dim, num_classes)
+        self.register_buffer("centers", torch.zeros(num_classes, embedding_dim))
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        labels = checked_labels(embeddings, labels, *self.centers.shape)
+        precision = highest_precision(embeddings, *self.parameters())
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = embeddings.to(precision)
+            logits = F.linear(
+                embeddings, *(weights.to(precision) for weights in self.classifier.parameters())
+            )  # (B, C)
+            distance = (embeddings - self.centers[labels].to(precision)).square().sum(dim=1)  # (B,)
+            loss = F.cross_entropy(logits, labels) + self.center_weight * distance.mean() / 2
+        if self.training:
+            move = self.center_rate * center_step(self.centers, embeddings.detach().to(self.centers.dtype), labels)
+            self.centers -= move
+        return loss
+
+    def extra_repr(self) -> str:
+        return f"center_weight={self.center_weight}, center_rate={self.center_rate}"
+
+
+def center_step(centers: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Σ (c_j - x_i) / (1 + n_j) over the n_j images of each class j: centers (C, D), (B, D), (B,) -> (C, D)."""
+    counts = labels.bincount(minlength=len(centers))[:, None]  # (C, 1)
+    sums = torch.zeros_like(centers).index_add_(0, labels, embeddings)  # (C, D)
+    return (counts * centers - sums) / (1 + counts)

@@ -1,0 +1,117 @@
+"""DAMLRRM, deep asymmetric metric learning via rich relationship mining (Xu et al., CVPR 2019): a reconstruction.
+
+Only the abstract of the paper and one sentence quoted from it were at hand, and no code. Known from these: batches
+come from two data streams, of different structure and length; in each class a spanning tree of least visual distance
+stands in for all positive pairs; and some other loss takes the pairs. The rest is a reconstruction, and numbers that
+come of it are not the authors'. In particular: squared distances of unit vectors as the visual distance, negatives
+across the streams, lifted structure as the default loss, a margin of 1, and 24 of 32 images in the structured stream.
+"""
+
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning import distances, losses
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import minimum_spanning_tree
+from torch import Tensor, nn
+
+BASES = ("liftedstruct", "contrastive", "ms")
+
+
+class DAMLRRMLoss(nn.Module):
+    """`loss(embeddings, labels)`: embeddings (B, D) of any length, integer labels (B,) in 0..C-1 -> scalar.
+
+    A reconstruction of the method, see the top of its file. The first round(`structured_share` * B) rows of a batch are
+    its structured stream (classes with several images each), the rest its unstructured stream (plain shuffled).
+    `base` is the loss on the chosen pairs: liftedstruct (Euclidean distances), contrastive (squared) or ms (cosines, no
+    miner); `margin` is that of the first two. A batch without positives or without negatives gives 0.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_dim: int,
+        *,
+        base: str = "liftedstruct",
+        structured_share: float = 0.75,
+        margin: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if not 0 < structured_share <= 1:
+            raise ValueError(f"expected a structured_share above 0 and up to 1, got {structured_share}")
+        self.num_classes, self.embedding_dim = num_classes, embedding_dim
+        self.structured_share = structured_share
+        self.base = base_loss(base, margin)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        labels = self._checked(embeddings, labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            samples = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)  # (B, D)
+            fixed = samples.detach()
+            apart = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)
+            one, other = spanning_trees(apart, labels)  # (E,), (E,)
+            anchors, negatives = negative_pairs(labels, round(self.structured_share * len(labels)))
+            if len(one) == 0 or len(anchors) == 0:  # some bases would then only push everything apart, or together
+                return 0 * samples.sum()
+            pairs = (torch.cat([one, other]), torch.cat([other, one]), anchors, negatives)  # positives in both orders
+            return self.base(samples, labels, pairs)
+
+    def extra_repr(self) -> str:
+        return f"structured_share={self.structured_share}"
+
+    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The labels, on the embeddings' device, once both are known to be usable."""
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim or len(embeddings) == 0:
+            raise ValueError(
+                f"expected embeddings of shape (batch, {self.embedding_dim}), got {tuple(embeddings.shape)}"
+            )
+        if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
+            raise ValueError(
+                f"expected integer labels of shape ({len(embeddings)},), got {labels.dtype} of {tuple(labels.shape)}"
+            )
+        labels = labels.to(embeddings.device, torch.int64)
+        lowest, highest = (label.item() for label in labels.aminmax())
+        if lowest < 0 or highest >= self.num_classes:
+            raise ValueError(
+                f"expected labels in 0..{self.num_classes - 1}, got {lowest}..{highest}: number the classes from 0"
+            )
+        if not embeddings.isfinite().all():
+            raise ValueError("expected finite embeddings, got NaN or infinity: is the learning rate too high?")
+        return labels
+
+
+def base_loss(name: str, margin: float) -> nn.Module:
+    """A loss of pytorch-metric-learning on pairs of unit vectors, `loss(embeddings, labels, pairs)`."""
+    if name == "liftedstruct":
+        return losses.LiftedStructureLoss(neg_margin=margin, pos_margin=0)
+    if name == "contrastive":
+        return losses.ContrastiveLoss(neg_margin=margin, pos_margin=0, distance=distances.LpDistance(power=2))
+    if name == "ms":
+        return losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5)
+    raise ValueError(f"expected a base among {', '.join(BASES)}, got {name!r}")
+
+
+def spanning_trees(distances: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Edges of the minimum spanning tree of every class: distances (B, B), labels (B,) -> ends (E,), (E,).
+
+    A class of n images has n - 1 edges, each once.
+    """
+    one, other = (labels[:, None] == labels).triu(diagonal=1).nonzero(as_tuple=True)  # pairs of a class
+    # All trees of a class have equally many edges, so that adding 1 to every weight changes no choice; scipy takes an
+    # edge of weight 0 (two images at one place) for none. Classes are not connected: their trees come out as a forest.
+    weights = distances[one, other].double() + 1
+    ends = (one.cpu().numpy(), other.cpu().numpy())
+    graph = coo_array((weights.cpu().numpy(), ends), shape=distances.shape)
+    forest = minimum_spanning_tree(graph.tocsr()).tocoo()
+    return torch.from_numpy(forest.row).to(labels), torch.from_numpy(forest.col).to(labels)
+
+
+def negative_pairs(labels: Tensor, structured: int) -> tuple[Tensor, Tensor]:
+    """Pairs of different class across the streams, in both orders: labels (B,) -> anchors, negatives, both (pairs,).
+
+    The first `structured` rows are one stream, the rest the other. An anchor without such a pair has all images of
+    other classes as its negatives.
+    """
+    streams = torch.arange(len(labels), device=labels.device) < structured  # (B,)
+    different = labels[:, None] != labels  # (B, B)
+    across = different & (streams[:, None] != streams)
+    return across.where(across.any(dim=1, keepdim=True), different).nonzero(as_tuple=True)

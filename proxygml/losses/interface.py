@@ -1,0 +1,87 @@
+"""What losses share that come from elsewhere: the check of a batch, and the precision in which they are computed."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class LibraryLoss(nn.Module):
+    """A loss of pytorch-metric-learning, with its miner if it has one, behind this package's interface.
+
+    It refuses batches that cannot be right, computes in float32 at least, and leaves the type of the parameters alone,
+    where the library would turn them into the type of the embeddings.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_dim: int,
+        loss: nn.Module,
+        miner: Callable[[Tensor, Tensor], tuple[Tensor, ...]] | None = None,
+    ) -> None:
+        super().__init__()
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
+        self.num_classes = num_classes
+        self.embedding_dim = embedding_dim
+        self.loss = loss
+        self.miner = miner
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
+        precision = highest_precision(embeddings, *self.loss.parameters())
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = embeddings.to(precision)
+            parameters = {name: parameter.to(precision) for name, parameter in self.loss.named_parameters()}
+            mined = () if self.miner is None else (self.miner(embeddings, labels),)
+            return torch.func.functional_call(self.loss, parameters, (embeddings, labels, *mined))
+
+
+def highest_precision(*tensors: Tensor) -> torch.dtype:
+    """The type in which all of them lose nothing, float32 at least."""
+    precision = torch.float32
+    for tensor in tensors:
+        precision = torch.promote_types(precision, tensor.dtype)
+    return precision
+
+
+def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int) -> Tensor:
+    """The labels as int64 on the embeddings' device, once both are known to be usable."""
+    for name, given in (("embeddings", embeddings), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise ValueError(f"expected {name} as a tensor, got {type(given).__name__}")
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_dim:
+        raise ValueError(f"expected embeddings of shape (batch, {embedding_dim}), got {tuple(embeddings.shape)}")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"expected embeddings of a float type, got {embeddings.dtype}")
+    if len(embeddings) == 0:
+        raise ValueError("expected at least one embedding, got an empty batch")
+    if labels.shape != embeddings.shape[:1]:
+        raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
+    if not torch.isfinite(embeddings).all():
+        rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
+        raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
+    labels = labels.to(embeddings.device, torch.int64)
+    lowest, highest = (label.item() for label in labels.aminmax())
+    if lowest < 0 or highest >= num_classes:
+        raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
+    return labels
+
+
+def require_whole(**settings: int) -> None:
+    for name, value in settings.items():
+        if not (value >= 1 and value == int(value)):
+            raise ValueError(f"expected {name} as a whole number of at least 1, got {value}")
+
+
+def require_positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"expected {name} above 0, got {value!r}")
+
+
+def require_choice(name: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise ValueError(f"expected {name} as one of {', '.join(choices)}, got {value!r}")
