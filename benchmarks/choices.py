@@ -44,19 +44,26 @@ START = Recipe(  # the loss as in the paper; what surrounds it as the issue's ha
     test=False,
     recall_at=(1, 2, 4, 8),
 )
-ONE = {"proxies_per_class": 1, "scale": 12.0}
 CHOICES: dict[str, dict[str, object]] = {
     "as in the paper": {},
     "epsilon 0.01": {"adam_epsilon": 1e-2},
     "proxy rate 0.003": {"proxy_learning_rate": 3e-3},
     "proxy rate 0.3": {"proxy_learning_rate": 3e-1},
+    "scale 0.25": {"scale": 0.25},
+    "scale 0.5": {"scale": 0.5},
     "scale 2": {"scale": 2.0},
     "scale 3": {"scale": 3.0},
     "N 4, scale 3": {"proxies_per_class": 4, "scale": 3.0},
-    "N 1, scale 12": ONE,
+    "N 1, scale 12": {"proxies_per_class": 1, "scale": 12.0},
     "ratio 0.2": {"ratio": 0.2},
     "ratio 1": {"ratio": 1.0},
     "lambda 0": {"proxy_weight": 0.0},
+    "epsilon 0.01, scale 0.5": {"adam_epsilon": 1e-2, "scale": 0.5},
+    "network rate 0.0001": {"learning_rate": 1e-4},
+    "head rate 0.003": {"head_learning_rate": 3e-3},
+    "average and max pooling": {"pooling": "average+max"},
+    "crops from 0.16": {"crop_scale": (0.16, 1.0)},
+    "frozen to stage 3": {"frozen": ("stem", "1", "2", "3")},
     "Proxy-Anchor, proxy rate 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2},
     "Proxy-Anchor, proxy rate 0.03": {"loss": "proxy-anchor"},
 }

@@ -82,3 +82,21 @@ def test_the_scores_in_the_readme_are_those_in_results() -> None:
         (line,) = [line for line in readme.splitlines() if line.startswith(name)]
         assert line.removeprefix(name).split() == [f"{100 * scores[row][metric]:.1f}" for metric in metrics]
     assert scores["trained"]["recall@1"] >= 0.9
+
+
+def test_every_loss_and_each_of_its_settings_is_documented() -> None:
+    import importlib
+    import inspect
+
+    from proxygml.losses import METHODS
+
+    page = (ROOT / "docs" / "methods.md").read_text()
+    sections = dict(re.findall(r"### ([a-z-]+)\n(.*?)(?=\n##|\Z)", page, flags=re.DOTALL))
+    assert sections.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        module, maker = method.maker.split(".")
+        signature = inspect.signature(getattr(importlib.import_module(f"proxygml.losses.{module}"), maker))
+        settings = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+        for setting in settings if name != "proxygml" else ():
+            assert f"`{setting.name}={setting.default}`" in sections[name], f"{name}: {setting}"
+        assert ("**" in sections[name]) >= ("reconstruct" in method.doubt), f"{name}: {method.doubt}"
