@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.images import make_photos
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
 from proxygml.training import train
@@ -103,6 +104,18 @@ def show(runs: list[dict]) -> None:
     Console(width=120).print(table)
 
 
+def make_runs(start: Recipe, wanted: list[tuple[str, int]], runs: list[dict], results: Path) -> None:
+    """Add a run for every (name, seed) that is wanted, as many at a time as there are cores, and keep each at once."""
+    with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool, Progress() as progress:
+        task = progress.add_task("runs", total=len(wanted))
+        futures = [pool.submit(one_run, name, start.changed(CHOICES[name] | {"seed": seed})) for name, seed in wanted]
+        for future in as_completed(futures):
+            runs.append(future.result())
+            progress.update(task, advance=1)
+            with written_whole(results) as path:
+                path.write_text(json.dumps(runs, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of CUB-200-2011")
@@ -111,21 +124,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--render", action="store_true")
     options = parser.parse_args()
-    start = START.changed({"data": str(options.data)})
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            make_photos(Path(folder), 96, (64, 48), classes=16)
+            small = {"backbone": "convnet", "weights": None, "frozen": (), "image_size": 32, "epochs": 1}
+            runs: list[dict] = []
+            start = START.changed({"dataset": "folder", "data": folder, **small})
+            make_runs(start, [("as in the paper", 0), ("lambda 0", 0)], runs, Path(folder) / "quick.json")
+            show(runs)
+        return
     runs = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     done = {(run["name"], run["seed"]) for run in runs}
-    wanted = [(name, seed) for seed in options.seeds for name in options.only if (name, seed) not in done]
     if not options.render:
-        with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool, Progress() as progress:
-            task = progress.add_task("runs", total=len(wanted))
-            futures = [
-                pool.submit(one_run, name, start.changed(CHOICES[name] | {"seed": seed})) for name, seed in wanted
-            ]
-            for future in as_completed(futures):
-                runs.append(future.result())
-                progress.update(task, advance=1)
-                with written_whole(RESULTS) as path:
-                    path.write_text(json.dumps(runs, indent=1) + "\n")
+        if options.data is None:
+            parser.error("name the folder of CUB-200-2011 with --data, or try --quick or --render")
+        start = START.changed({"data": str(options.data)})
+        wanted = [(name, seed) for seed in options.seeds for name in options.only if (name, seed) not in done]
+        make_runs(start, wanted, runs, RESULTS)
     show(runs)
 
 

@@ -29,15 +29,15 @@ from proxygml.recipes import PRESETS
 BATCH = 32
 
 
-def make_photos(folder: Path, count: int, size: tuple[int, int]) -> None:
-    """JPEG files of a size (width, height) in four classes."""
+def make_photos(folder: Path, count: int, size: tuple[int, int], classes: int = 4) -> None:
+    """JPEG files of a size (width, height), as many in each class."""
     random = np.random.default_rng(0)
     width, height = size
     for number in range(count):
         coarse = random.integers(0, 256, (max(1, height // 16), max(1, width // 16), 3), dtype=np.uint8)
         smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.float32)
         noisy = smooth + random.normal(0, 6, (height, width, 1)).astype(np.float32)
-        path = folder / f"class{number % 4}" / f"{number}.jpg"
+        path = folder / f"class{number % classes}" / f"{number}.jpg"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 

@@ -91,7 +91,7 @@ def embed(
         recipe = recipe.changed({"data": str(data)})
     images = ingredients.load_images(recipe)[0 if split == "train" else 1]
     with drawn_progress() as progress:
-        result = training.embed_images(trained, images, progress=partial(progress, "embedding", note=""))
+        result = training.embed_images(trained, images, progress=progress)
     result.save(out)
     output.print(
         f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False, markup=False

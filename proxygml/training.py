@@ -18,8 +18,9 @@ from proxygml import evaluation, ingredients, pictures
 from proxygml.backbones import Embedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
-from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.embeddings import Embeddings
 from proxygml.images import Augmentation, Crops
+from proxygml.judging import Judge
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, refuse_taken
 
@@ -46,17 +47,11 @@ def load_model(run: Run) -> Embedder:
     return model.eval()
 
 
-def embed_images(run: Run, images: ImageList, *, progress: Callable[[int, int], None] | None = None) -> Embeddings:
+def embed_images(run: Run, images: ImageList, *, progress: Progress | None = None) -> Embeddings:
     """The embeddings of images by the trained network of a run, where and how its recipe computes."""
     fabric = ingredients.start_fabric(run.recipe)
-    return embed(
-        fabric.setup_module(load_model(run)),
-        ingredients.test_crops(run.recipe, images),
-        images.paths,
-        workers=run.recipe.workers,
-        device=fabric.device,
-        progress=progress,
-    )
+    judge = Judge(run.recipe, fabric, progress or _nobody_watches)
+    return judge.embed(fabric.setup_module(load_model(run)), images, "embedding")
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
@@ -72,6 +67,7 @@ class _Session:
     def __init__(self, recipe: Recipe, progress: Progress, checkpoint: dict | None) -> None:
         self.recipe, self.progress = recipe, progress
         self.fabric = ingredients.start_fabric(recipe)
+        self.judge = Judge(recipe, self.fabric, progress)
         self.log: list[dict] = []
         self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
         self.scores: dict = {}
@@ -98,15 +94,15 @@ class _Session:
     def finish(self, run: Run) -> Run:
         """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
         if not self.log and self.recipe.baselines and self.recipe.test:
-            self._score_baselines()
+            self.scores |= self.judge.compare_with(self.model, self.test_images)
         run.write_log(self.log)
         for epoch in range(len(self.log), self.recipe.epochs):
             self._train_and_judge(epoch, run)
         self._take_best(run)
         trained = {}
         if self.recipe.test:
-            scores, embeddings = self._score(self.test_images, "scoring test classes", cluster=True)
-            trained["trained"] = scores.to_json()
+            embeddings = self.judge.embed(self.model, self.test_images, "scoring test classes")
+            trained["trained"] = self.judge.evaluate(embeddings, cluster=True).to_json()
         if self.held_out_images is not None:
             trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
         seconds = sum(entry["seconds"] for entry in self.log)
@@ -138,29 +134,29 @@ class _Session:
         started = time.perf_counter()
         entry = {"epoch": epoch + 1} | self._train_epoch(epoch)
         entry["images_per_second"] = len(self.train_images) / (time.perf_counter() - started)
-        judge = None
+        verdict = None
         if self.held_out_images is not None:
-            judge, _ = self._score(self.held_out_images, "scoring held-out classes", cluster=False)
-            entry["held_out"] = judge.to_json()
+            verdict = self.judge.score(self.model, self.held_out_images, "scoring held-out classes", cluster=False)
+            entry["held_out"] = verdict.to_json()
         if epoch + 1 in self.recipe.tested_epochs:
-            test_scores, _ = self._score(self.test_images, "scoring test classes", cluster=True)
+            test_scores = self.judge.score(self.model, self.test_images, "scoring test classes", cluster=True)
             entry["test"] = test_scores.to_json()
-            judge = judge or test_scores
+            verdict = verdict or test_scores
         entry["seconds"] = time.perf_counter() - started
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
-        if self._is_best(judge):
-            self.best = {"epoch": epoch + 1, "map_at_r": None if judge is None else judge.map_at_r}
+        if self._is_best(verdict):
+            self.best = {"epoch": epoch + 1, "map_at_r": None if verdict is None else verdict.map_at_r}
             self._save_best(run)
         self.log.append(entry)
         run.write_log(self.log)
         self._save_last(run)
 
-    def _is_best(self, judge: evaluation.Scores | None) -> bool:
+    def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
         so_far = None if self.best is None else self.best["map_at_r"]
-        if judge is None:
+        if verdict is None:
             return so_far is None
-        return so_far is None or judge.map_at_r > so_far
+        return so_far is None or verdict.map_at_r > so_far
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         """Every training image once; mean losses and the learning rates at the end."""
@@ -210,39 +206,10 @@ class _Session:
         )
         return iter(DataLoader(crops, batch_sampler=batches, num_workers=recipe.workers))
 
-    def _score(self, images: ImageList, what: str, cluster: bool) -> tuple[evaluation.Scores, Embeddings]:
-        """Scores of the network as it is now, and the embeddings that were scored."""
-        embeddings = self._embed(self.model, images, what)
-        return self._evaluate(embeddings.vectors, embeddings.labels, cluster), embeddings
-
-    def _embed(self, model: nn.Module, images: ImageList, what: str) -> Embeddings:
-        return embed(
-            model,
-            ingredients.test_crops(self.recipe, images),
-            images.paths,
-            batch_size=max(128, self.recipe.batch_size),
-            workers=self.recipe.workers,
-            device=self.fabric.device,
-            progress=lambda done, total: self.progress(what, done, total, ""),
-        )
-
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
         """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""
-        embeddings = self._embed(self.model, self.train_images, "embedding training images")
+        embeddings = self.judge.embed(self.model, self.train_images, "embedding training images")
         return tuple(torch.from_numpy(part).to(self.fabric.device) for part in (embeddings.vectors, embeddings.labels))
-
-    def _score_baselines(self) -> None:
-        self.progress("scoring raw pixels", 0, 1, "")
-        pixels = raw_pixels(ingredients.test_crops(self.recipe, self.test_images))
-        self.scores["pixels"] = self._evaluate(pixels, self.test_images.labels, cluster=True).to_json()
-        bare = self.fabric.setup_module(ingredients.without_head(self.model, self.recipe))
-        before = self._embed(bare, self.test_images, "scoring the network before training")
-        self.scores["untrained"] = self._evaluate(before.vectors, before.labels, cluster=True).to_json()
-
-    def _evaluate(self, vectors: object, labels: object, cluster: bool) -> evaluation.Scores:
-        return evaluation.evaluate(
-            vectors, labels, recall_at=self.recipe.recall_at, cluster=cluster, seed=self.recipe.seed
-        )
 
     def _usable(self, images: ImageList, what: str, cache: Cache | None) -> ImageList:
         def checked(done: int, total: int) -> None:

@@ -27,9 +27,10 @@ MAY_IMPORT = {
     "pictures": {"evaluation"},
     "runs": {"recipes"},
     "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"},
+    "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
     "training": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"),
-        *("evaluation", "embeddings", "pictures", "runs", "ingredients"),
+        *("evaluation", "embeddings", "pictures", "runs", "ingredients", "judging"),
     },
     "methods": set(),
     "display": {"losses", "recipes"},

@@ -15,7 +15,7 @@ import torch
 from lightning_fabric import seed_everything
 from PIL import Image
 
-from proxygml import ingredients, training
+from proxygml import ingredients, judging, training
 from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
@@ -363,9 +363,9 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored = []
-    plain = training.embed
+    plain = judging.embed
     monkeypatch.setattr(
-        training, "embed", lambda model, crops, *a, **k: scored.append(len(crops)) or plain(model, crops, *a, **k)
+        judging, "embed", lambda model, crops, *a, **k: scored.append(len(crops)) or plain(model, crops, *a, **k)
     )
     run = train(tiny.changed({"test": False, "baselines": True}), tmp_path / "run")
     _, held_out = hold_out(load_images(tiny)[0], tiny.held_out)

@@ -1,0 +1,55 @@
+"""How good a network is, as a recipe asks: its embeddings of images, their scores, and what it is compared with."""
+
+from collections.abc import Callable
+
+import numpy as np
+from lightning_fabric import Fabric
+from torch import nn
+
+from proxygml import evaluation, ingredients
+from proxygml.datasets import ImageList
+from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.recipes import Recipe
+
+
+class Judge:
+    """Embeds and scores where and how the recipe computes; `progress` is told what is going on."""
+
+    def __init__(self, recipe: Recipe, fabric: Fabric, progress: Callable[[str, int, int, str], None]) -> None:
+        self.recipe, self.fabric, self.progress = recipe, fabric, progress
+
+    def embed(self, model: nn.Module, images: ImageList, what: str) -> Embeddings:
+        """The embeddings of images as a network sees them without augmentation."""
+        return embed(
+            model,
+            ingredients.test_crops(self.recipe, images),
+            images.paths,
+            batch_size=max(128, self.recipe.batch_size),
+            workers=self.recipe.workers,
+            device=self.fabric.device,
+            progress=lambda done, total: self.progress(what, done, total, ""),
+        )
+
+    def score(self, model: nn.Module, images: ImageList, what: str, *, cluster: bool) -> evaluation.Scores:
+        """The scores of a network on images."""
+        return self.evaluate(self.embed(model, images, what), cluster=cluster)
+
+    def evaluate(self, embeddings: Embeddings, *, cluster: bool) -> evaluation.Scores:
+        """The scores of embeddings."""
+        recipe = self.recipe
+        return evaluation.evaluate(
+            embeddings.vectors, embeddings.labels, recall_at=recipe.recall_at, cluster=cluster, seed=recipe.seed
+        )
+
+    def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:
+        """What a trained network has to beat: raw pixels, and its own trunk before training."""
+        self.progress("scoring raw pixels", 0, 1, "")
+        pixels = raw_pixels(ingredients.test_crops(self.recipe, images))
+        bare = self.fabric.setup_module(ingredients.without_head(model, self.recipe))
+        untrained = self.score(bare, images, "scoring the network before training", cluster=True)
+        return {
+            "pixels": self.evaluate(
+                Embeddings(pixels, images.labels, np.asarray(images.paths)), cluster=True
+            ).to_json(),
+            "untrained": untrained.to_json(),
+        }

@@ -1,0 +1,28 @@
+"""The benchmarks run, in their quick modes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("choices --quick", ["as in the paper", "lambda 0", "Recall@1"]),
+        (
+            "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",
+            ["share of waiting", "files", "cache"],
+        ),
+    ],
+)
+def test_a_benchmark_shows_its_table(command: str, shown: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *f"benchmarks.{command}".split()], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for words in shown:
+        assert words in done.stdout
