@@ -59,7 +59,10 @@ CHOICES: dict[str, dict[str, object]] = {
     "ratio 0.2": {"ratio": 0.2},
     "ratio 1": {"ratio": 1.0},
     "lambda 0": {"proxy_weight": 0.0},
-    "epsilon 0.01, scale 0.5": {"adam_epsilon": 1e-2, "scale": 0.5},
+    "ratio 0.2, epsilon 0.01": {"ratio": 0.2, "adam_epsilon": 1e-2},
+    "ratio 0.2, scale 0.5": {"ratio": 0.2, "scale": 0.5},
+    "ratio 0.2, network rate 0.0001": {"ratio": 0.2, "learning_rate": 1e-4},
+    "ratio 1, lambda 0": {"ratio": 1.0, "proxy_weight": 0.0},
     "network rate 0.0001": {"learning_rate": 1e-4},
     "head rate 0.003": {"head_learning_rate": 3e-3},
     "average and max pooling": {"pooling": "average+max"},
@@ -67,6 +70,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "frozen to stage 3": {"frozen": ("stem", "1", "2", "3")},
     "Proxy-Anchor, proxy rate 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2},
     "Proxy-Anchor, proxy rate 0.03": {"loss": "proxy-anchor"},
+    "Proxy-Anchor, epsilon 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2, "adam_epsilon": 1e-2},
 }
 
 

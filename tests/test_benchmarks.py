@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
+        ("methods --quick", ["| proxygml |", "| softtriple |"]),
         ("choices --quick", ["as in the paper", "lambda 0", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",
