@@ -205,6 +205,21 @@ GLYPHS = Recipe(
     schedule="cosine",
 )
 
+PHOTOS = Recipe(  # chosen on held-out classes of CUB-200-2011: docs/paper.md
+    dataset="folder",
+    image_size=128,
+    crop_scale=(0.25, 1.0),
+    backbone="efficientnet-lite0",
+    weights="pretrained",
+    frozen=("stem", "1", "2"),
+    ratio=0.2,
+    epochs=12,
+    learning_rate=2e-4,
+    head_learning_rate=1e-3,
+    schedule="cosine",
+    freeze_batch_norm=True,
+)
+
 PAPER = Recipe(  # what its text and, where that is silent, its authors' code say: docs/paper.md
     backbone="bn-inception",
     weights="pretrained",
@@ -218,6 +233,11 @@ PAPER = Recipe(  # what its text and, where that is silent, its authors' code sa
 
 PRESETS: dict[str, tuple[str, Recipe]] = {
     "glyphs": ("Letters of the world in sixteen typefaces, embedded: minutes on a CPU, nothing to download.", GLYPHS),
+    "photos": (
+        "Your own photos, a folder for each class, from pretrained weights, on a CPU: --data FOLDER.",
+        PHOTOS.changed({"cache": "runs/cache"}),
+    ),
+    "cub-small": ("CUB-200-2011 in the same way, small: --data ROOT.", PHOTOS.changed({"dataset": "cub"})),
     "paper-cub": ("The paper's run on CUB-200-2011, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cub"})),
     "paper-cars": ("The paper's run on Cars196, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cars"})),
     "paper-sop": (

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric import seed_everything
 
 from proxygml import ingredients
 from proxygml.datasets import load
@@ -84,8 +85,6 @@ def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, 
     assert first["learning_rate_proxies"] == recipe.proxy_learning_rate
     assert "test" in first
 
-    from lightning_fabric import seed_everything
-
     seed_everything(recipe.seed, verbose=False)
     before = ingredients.build_model(recipe).state_dict()
     after = run.load_last()["model"]
@@ -97,6 +96,22 @@ def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, 
     assert [group["name"] for group in groups] == ["trunk", "head", "proxies"]
     assert {(group["eps"], group["weight_decay"]) for group in groups} == {(0.01, 1e-4)}
     assert last["loss"] < first["loss"]
+
+
+@pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
+def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
+    assert preset("photos") == preset("cub-small").changed({"dataset": "folder", "cache": "runs/cache"})
+    recipe = preset("cub-small").changed(
+        {"data": str(cub_tree), "weights": None, "epochs": 2, "baselines": False, "image_size": 64, "ratio": 1.0}
+    )
+    run = train(recipe, tmp_path / "run")
+    seed_everything(recipe.seed, verbose=False)
+    model = ingredients.build_model(recipe)
+    after = run.load_last()["model"]
+    frozen = {id(p) for stage in recipe.frozen for m in model.trunk.modules_of(stage) for p in m.parameters()}
+    assert frozen
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, after[name]) == (id(parameter) in frozen), name
 
 
 def test_the_second_epoch_of_the_paper_moves_head_and_proxies_only(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
