@@ -12,7 +12,7 @@ from proxygml.backbones import PixelScaling
 
 
 class CascadedEmbedder(nn.Module):
-    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D): those of three heads, D / 3 numbers each.
+    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D): those of three heads, about D / 3 numbers each.
 
     In training each third is of unit length; in evaluation the thirds are multiplied by `weights`, so that the deepest
     counts more in distances. The two side heads sit after the stages `taps` of the trunk; None takes 4a and 4d, those
@@ -28,11 +28,8 @@ class CascadedEmbedder(nn.Module):
         weights: tuple[float, float, float] = (1.0, 1.0, 2.0),
     ) -> None:
         super().__init__()
-        if embedding_dim < 3 or embedding_dim % 3:
-            raise ValueError(
-                f"expected an embedding_dim that three heads can share, got {embedding_dim}: "
-                "take a multiple of 3 (the paper's is 384)"
-            )
+        if embedding_dim < 3:
+            raise ValueError(f"expected an embedding_dim that three heads can share, got {embedding_dim}: take 384")
         if len(weights) != 3 or not all(weight > 0 for weight in weights):
             raise ValueError(f"expected three weights above 0, one for each head, got {tuple(weights)}")
         self.trunk = trunk
@@ -44,11 +41,11 @@ class CascadedEmbedder(nn.Module):
                 f"got {', '.join(self.taps)}"
             )
         early, middle = (trunk.stage_channels[tap] for tap in self.taps)
-        dimension = embedding_dim // 3
+        sizes = [len(part) for part in torch.arange(embedding_dim).tensor_split(3)]  # equal, or one more in the first
         self.head = nn.ModuleList(
-            [side_head(early, dimension), side_head(middle, dimension), last_head(trunk.channels, dimension)]
+            [side_head(early, sizes[0]), side_head(middle, sizes[1]), last_head(trunk.channels, sizes[2])]
         )
-        scales = torch.tensor(weights).repeat_interleave(dimension)  # (D,)
+        scales = torch.tensor(weights).repeat_interleave(torch.tensor(sizes))  # (D,)
         self.register_buffer("scales", scales, persistent=False)
         self.scale_pixels = PixelScaling(trunk)
         self.to(memory_format=torch.channels_last)  # convolutions on a CPU take about 2/3 of the time

@@ -31,8 +31,8 @@ class Terms(NamedTuple):
 class HDCLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar, the sum over the heads.
 
-    The embeddings are those of `heads` heads side by side, D / heads numbers each, of any length. `ratios` are the
-    shares of all pairs that the heads keep, also with `cascade`, where each chooses among those of the head before it.
+    The embeddings are those of `heads` heads side by side, cut as `Tensor.tensor_split` cuts, of any length. `ratios` are
+    the shares of all pairs that the heads keep, also with `cascade`, where each chooses among those of the head before.
     `backbones.cascade.CascadedEmbedder` is the network.
     """
 
@@ -47,10 +47,8 @@ class HDCLoss(nn.Module):
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim, heads=heads)
-        if embedding_dim % heads:
-            raise ValueError(
-                f"expected an embedding_dim that {heads} heads can share, got {embedding_dim}: take a multiple"
-            )
+        if embedding_dim < heads:
+            raise ValueError(f"expected an embedding_dim that {heads} heads can share, got {embedding_dim}")
         if len(ratios) != heads or not all(0 < ratio <= 1 for ratio in ratios):
             raise ValueError(f"expected a ratio above 0 and up to 1 for each of {heads} heads, got {tuple(ratios)}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
@@ -63,9 +61,10 @@ class HDCLoss(nn.Module):
         positive = labels[first] == labels[second]  # (P,)
         precision = highest_precision(embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
-            parts = embeddings.unflatten(1, (len(self.ratios), -1)).to(precision)  # (B, heads, D / heads)
-            samples = F.normalize(parts, dim=-1).transpose(0, 1)  # (heads, B, D / heads)
-            distances = (samples[:, first] - samples[:, second]).square().sum(dim=-1)  # (heads, P), 0 where equal
+            parts = embeddings.to(precision).tensor_split(len(self.ratios), dim=1)  # (B, about D / heads) each
+            samples = [F.normalize(part, dim=-1) for part in parts]
+            apart = [(part[first] - part[second]).square().sum(dim=-1) for part in samples]  # (P,) each, 0 where equal
+            distances = torch.stack(apart)  # (heads, P)
             hinges = F.relu(1 - distances)  # (heads, P)
             kept = keep_hardest(distances.detach(), positive, self.ratios, self.cascade)  # (heads, P)
             attracted, repelled = kept & positive, kept & ~positive & (distances < 1)  # (heads, P) each

@@ -205,9 +205,16 @@ def test_autocast_gives_about_the_same_embeddings(model: CascadedEmbedder, image
     assert F.cosine_similarity(mixed.float(), plain).min() > 0.99
 
 
-@pytest.mark.parametrize("dimension", [128, 0, -3])
+def test_a_dimension_that_is_no_multiple_of_three_is_shared_as_evenly_as_it_can(images: Tensor) -> None:
+    embeddings = CascadedEmbedder(ConvNet(), 128).eval()(images)
+    lengths = [third.norm(dim=1) for third in embeddings.split([43, 43, 42], dim=1)]
+    torch.testing.assert_close(torch.stack(lengths, dim=1), torch.tensor([1.0, 1.0, 2.0]).expand(len(images), 3))
+    assert HDCLoss(2, 128)(embeddings, torch.arange(len(images)) % 2).isfinite()
+
+
+@pytest.mark.parametrize("dimension", [2, 0, -3])
 def test_a_dimension_that_three_heads_cannot_share_is_refused(dimension: int) -> None:
-    with pytest.raises(ValueError, match=rf"got {dimension}: take a multiple of 3 \(the paper's is 384\)"):
+    with pytest.raises(ValueError, match=f"got {dimension}: take 384"):
         CascadedEmbedder(ConvNet(), dimension)
 
 

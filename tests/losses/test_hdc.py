@@ -276,7 +276,7 @@ def test_bad_input_is_refused(embeddings: Tensor, labels: Tensor, message: str) 
 @pytest.mark.parametrize(
     ("dimension", "options", "message"),
     [
-        (128, {}, "embedding_dim that 3 heads can share, got 128"),
+        (2, {}, "embedding_dim that 3 heads can share, got 2"),
         (6, {"heads": 0}, "heads as a whole number of at least 1, got 0"),
         (6, {"heads": 2}, "for each of 2 heads, got (1.0, 0.5, 0.2)"),
         (6, {"ratios": (1.0, 0.5, 0.0)}, "a ratio above 0 and up to 1"),
