@@ -4,7 +4,8 @@
 
 Every run trains on three quarters of the training classes of CUB-200-2011 and is scored on the other quarter; the test
 classes are never looked at. Runs that results/choices/cub.json holds already are not made again, so it can be stopped
-and started at will. --render shows the table from that file alone; --quick makes two short runs on made-up photos.
+and started at will. --render prints the table from that file, as docs/paper.md has it; --quick makes two short runs on
+made-up photos.
 """
 
 import argparse
@@ -16,9 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.images import make_photos
 from proxygml.files import written_whole
@@ -26,6 +25,7 @@ from proxygml.recipes import Recipe
 from proxygml.training import train
 
 RESULTS = Path("results/choices/cub.json")
+METRICS = ("recall@1", "map_at_r")
 COMMAND = "python -m benchmarks.choices --data CUB_200_2011"
 
 START = Recipe(  # the loss as in the paper; what surrounds it as the issue's hand trial had it
@@ -80,31 +80,27 @@ def one_run(name: str, recipe: Recipe) -> dict:
         run = train(recipe, Path(folder) / "run")
         scores = run.scores
         curve = [entry["held_out"]["recall@1"] for entry in run.log]
-    found = {metric: scores["held_out"][metric] for metric in ("recall@1", "map_at_r")}
+    found = {metric: scores["held_out"][metric] for metric in METRICS}
     changes = {key: value for key, value in vars(recipe).items() if key != "data" and value != getattr(START, key)}
     measured = {"seconds": scores["seconds"], "made_by": scores["made_by"] | {"command": COMMAND}}
     return {"name": name, "seed": recipe.seed, **found, "epochs": curve, **measured, "changes": changes}
 
 
-def show(runs: list[dict]) -> None:
-    """Mean over the seeds of every choice, in the order of CHOICES, with the difference to the first."""
-    table = Table(box=None, title="held-out training classes, %", title_justify="left")
-    for column in ("", "Recall@1", "MAP@R", "difference", "seeds", "seconds"):
-        table.add_column(column, justify="left" if not column else "right")
+def table(runs: list[dict]) -> str:
+    """The runs as Markdown, in the order of CHOICES: means over seeds, and the mean difference to the first choice.
+
+    Differences are between runs of the same seed.
+    """
     by_name = {name: [run for run in runs if run["name"] == name] for name in CHOICES}
-    first = {run["seed"]: run["recall@1"] for run in next(iter(by_name.values()))}
+    first = {run["seed"]: run for run in next(iter(by_name.values()))}
+    lines = ["| choice | Recall@1 | MAP@R | difference | seeds |", "|---|---|---|---|---|"]
     for name, same in by_name.items():
         if same:
-            paired = [run["recall@1"] - first[run["seed"]] for run in same if run["seed"] in first]
-            table.add_row(
-                name,
-                " ".join(f"{100 * run['recall@1']:.1f}" for run in same),
-                f"{100 * statistics.mean(run['map_at_r'] for run in same):.1f}",
-                f"{100 * statistics.mean(paired):+.1f}" if paired else "-",
-                str(len(same)),
-                f"{statistics.mean(run['seconds'] for run in same):.0f}",
-            )
-    Console(width=120).print(table)
+            means = {metric: 100 * statistics.mean(run[metric] for run in same) for metric in METRICS}
+            paired = [[run[m] - first[run["seed"]][m] for m in METRICS] for run in same if run["seed"] in first]
+            by = " / ".join(f"{100 * statistics.mean(column):+.1f}" for column in zip(*paired, strict=True))
+            lines.append(f"| {name} | {means['recall@1']:.1f} | {means['map_at_r']:.1f} | {by} | {len(same)} |")
+    return "\n".join(lines)
 
 
 def make_runs(start: Recipe, wanted: list[tuple[str, int]], runs: list[dict], results: Path) -> None:
@@ -134,7 +130,7 @@ def main() -> None:
             runs: list[dict] = []
             start = START.changed({"dataset": "folder", "data": folder, **small})
             make_runs(start, [("as in the paper", 0), ("lambda 0", 0)], runs, Path(folder) / "quick.json")
-            show(runs)
+            print(table(runs))
         return
     runs = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     done = {(run["name"], run["seed"]) for run in runs}
@@ -144,7 +140,7 @@ def main() -> None:
         start = START.changed({"data": str(options.data)})
         wanted = [(name, seed) for seed in options.seeds for name in options.only if (name, seed) not in done]
         make_runs(start, wanted, runs, RESULTS)
-    show(runs)
+    print(table(runs))
 
 
 if __name__ == "__main__":

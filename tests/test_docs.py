@@ -100,3 +100,13 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
         for setting in settings if name != "proxygml" else ():
             assert f"`{setting.name}={setting.default}`" in sections[name], f"{name}: {setting}"
         assert ("**" in sections[name]) >= ("reconstruct" in method.doubt), f"{name}: {method.doubt}"
+
+
+@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper"), ("methods/glyphs", "methods")])
+def test_a_table_in_the_documents_is_what_its_command_renders_from_results(results: str, page: str) -> None:
+    import importlib
+    import json
+
+    module = importlib.import_module(f"benchmarks.{results.split('/')[0]}")
+    found = json.loads((ROOT / "results" / f"{results}.json").read_text())
+    assert module.table(found) in (ROOT / "docs" / f"{page}.md").read_text()

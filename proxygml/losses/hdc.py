@@ -31,8 +31,9 @@ class Terms(NamedTuple):
 class HDCLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar, the sum over the heads.
 
-    The embeddings are those of `heads` heads side by side, cut as `Tensor.tensor_split` cuts, of any length. `ratios` are
-    the shares of all pairs that the heads keep, also with `cascade`, where each chooses among those of the head before.
+    The embeddings are those of `heads` heads side by side, cut as `Tensor.tensor_split` cuts, of any length. `ratios`
+    are the shares of all pairs that the heads keep, also with `cascade`, where each chooses among those of the head
+    before it.
     `backbones.cascade.CascadedEmbedder` is the network.
     """
 
