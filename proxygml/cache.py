@@ -52,7 +52,12 @@ class Cache:
         Where the folder would exceed `most_bytes`, copies of other photos give way, the oldest first. What then still
         has no room is decoded whenever it is wanted, as without a cache.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(
+                f"expected a folder for the cache, got {self.folder}, which is or lies below a file"
+            ) from error
         wanted = set()
         for index in range(len(images)):
             with suppress(OSError):  # a file that is not there is found with the other problems

@@ -42,7 +42,7 @@ def train(
             given on the command line comes on top.
         json: Print the scores as JSON.
     """
-    if resume is not None and (out is not None or recipe != GLYPHS):
+    if resume is not None and (out is not None or like is not None or recipe != GLYPHS):
         raise ValueError("--resume goes on with the run's own recipe and folder: leave out every other setting")
     from proxygml import training
 
@@ -53,6 +53,8 @@ def train(
                 run = training.resume(folder, progress=progress)
             else:
                 messages.print(f"run folder {folder}", highlight=False, markup=False)
+                if like == "native" and recipe.loss in methods.UNKNOWN:
+                    messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
                 run = training.train(recipe, folder, progress=progress)
     except KeyboardInterrupt:
         if (folder / "recipe.json").exists():
@@ -91,6 +93,9 @@ def embed(
         recipe = recipe.changed({"data": str(data)})
     images = ingredients.load_images(recipe)[0 if split == "train" else 1]
     with drawn_progress() as progress:
+        images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
+        if broken:
+            progress("skipped", 0, 0, f"{broken} images that cannot be read")
         result = training.embed_images(trained, images, progress=progress)
     result.save(out)
     output.print(
@@ -200,13 +205,16 @@ def losses(json: bool = False) -> None:
 
 def _presets(arguments: list[str]) -> type:
     """The presets as a type of which each is a subcommand; --like changes them before other settings do."""
-    words = [part for argument in arguments for part in argument.split("=", 1)]  # --loss ms, or --loss=ms
-    given = dict(itertools.pairwise(words))
+    words = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
+    given = dict(itertools.pairwise(words))  # --loss ms, or --loss=ms
     recipes = {name: recipe for name, (_, recipe) in PRESETS.items()}
     if "--like" in given:
         if given["--like"] not in ("fair", "native"):
             raise ValueError(f"expected --like fair or --like native, got {given['--like']}")
-        chosen = next((name for name in arguments if name in recipes), "glyphs")
+        chosen = next((name for name in arguments if name in recipes), None)
+        if chosen is None or (given["--like"] == "native" and not chosen.startswith("paper-")):
+            wanted = "a preset of the paper" if given["--like"] == "native" else "a preset"
+            raise ValueError(f"--like {given['--like']} changes {wanted}: proxygml train paper-cub --like ...")
         recipe = recipes[chosen]
         dataset = given.get("--dataset", recipe.dataset)
         recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))

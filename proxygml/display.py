@@ -22,7 +22,7 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
     named = {
         "raw pixels": scores.get("pixels"),
         "frozen backbone" if recipe.weights else "untrained network": scores.get("untrained"),
-        f"trained with {recipe.loss}": scores.get("trained"),
+        f"trained with {recipe.loss}" + (" *" if "remark" in scores else ""): scores.get("trained"),
         "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }
     rows = {name: row for name, row in named.items() if row is not None}
@@ -34,6 +34,8 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
             f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
             highlight=False,
         )
+    if "remark" in scores:
+        output.print(f"* {scores['remark']}", highlight=False, markup=False)
     for picture, what in [
         ("retrieval.png", "what it finds"),
         ("map.png", "a map of the space"),

@@ -15,7 +15,7 @@ from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.images import Crops
-from proxygml.recipes import Recipe
+from proxygml.recipes import Recipe, parse_settings
 
 OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
     *("proxies_per_class", "ratio", "links", "proxy_weight"),
@@ -72,6 +72,8 @@ def training_cache(recipe: Recipe) -> Cache | None:
 def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | None]:
     """The images of most classes, to train on, and those of a share of the classes, to choose the best epoch on."""
     classes = len(images.class_names)
+    if classes < 2:
+        raise ValueError("expected at least two classes to train on, got one: add classes, or lower --test-share")
     count = round(share * classes)
     if count < 2:
         return images, None
@@ -108,7 +110,7 @@ def build_model(recipe: Recipe) -> nn.Module:
     if unknown:
         raise ValueError(
             f"no stage {', '.join(sorted(unknown))} to freeze in {recipe.backbone}: "
-            f"take some of {', '.join(model.trunk.stages)}"
+            f"take some of {', '.join(model.trunk.stages)}, or none with --frozen alone"
         )
     for name in recipe.frozen:
         for module in model.trunk.modules_of(name):
@@ -137,7 +139,14 @@ def load_pretrained(model: nn.Module, recipe: Recipe) -> str:
 def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
     """The loss, for so many classes."""
     settings = {name: getattr(recipe, name) for name in OWN_SETTINGS} if recipe.loss == "proxygml" else {}
-    return losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings | recipe.loss_settings)
+    settings |= parse_settings(recipe.loss_settings)
+    return losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings)
+
+
+def remarks(recipe: Recipe) -> dict[str, str]:
+    """What is to stand beside every score of a loss that is remembered or reconstructed rather than read."""
+    doubt = losses.find(recipe.loss).doubt
+    return {"remark": f"{recipe.loss}: {doubt}"} if doubt else {}
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:

@@ -6,12 +6,13 @@ A run that its authors count in iterations has as many epochs as see the same nu
 
 TRAINING_IMAGES = {"cub": 5864, "cars": 8054, "sop": 59551}
 
-RANDOM_CROPS_227 = {  # of images resized to 256 x 256, aspect and all; here the aspect stays
-    "image_size": 227,
-    "crop_scale": ((227 / 256) ** 2, (227 / 256) ** 2),
-    "crop_ratio": (1.0, 1.0),
-    "test_crop": 227 / 256,
-}
+
+def _random_crops(size: int) -> dict[str, object]:
+    """Crops of `size` pixels from 256 x 256: there the aspect of an image was lost, here that of a crop varies."""
+    share = (size / 256) ** 2
+    return {"image_size": size, "crop_scale": (share, share), "test_crop": size / 256}
+
+
 ADAM = {"optimizer": "adam", "adam_epsilon": 1e-8}
 
 FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets besides the loss itself
@@ -28,13 +29,13 @@ FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets 
 
 UNKNOWN = {
     "semihard": "the run of the supplement's timing: one random semi-hard triplet per anchor there, all of them here",
-    "liftedstruct": "dropout 0.4 before the last layer is left out",
+    "liftedstruct": "dropout 0.4 before the last layer is left out; crops vary in aspect instead of the whole image",
     "clustering": "gamma, its decay, optimizer and length are another implementation's: the paper's were not at hand",
     "proxy-nca": "label smoothing of 0.1 and the narrow normal start of the last layer are left out",
-    "hdc": "rates of ten times for the last layers become one rate for all heads",
+    "hdc": "the last layers learn ten times as fast there; batches from super-classes of SOP are left out",
     "htl": "optimizer, rate and the large batch are from memory",
     "damlrrm": "a reconstruction: nothing of the authors' setting was at hand but GoogLeNet and 512 dimensions",
-    "hdml": "with 512 dimensions as in the table, 128 or 256 in the code's defaults",
+    "hdml": "512 dimensions as in the table, 128 or 256 in the code's defaults; on SOP the values of Cars196 are used",
     "softtriple": "two centres a class on SOP are from memory",
     "margin": "its betas learn by Adam with the network, by SGD with momentum there",
     "proxy-anchor": "clipping of gradients at 10 and the dropped last batch are left out",
@@ -44,12 +45,12 @@ UNKNOWN = {
 def settings(loss: str, like: str, dataset: str) -> dict[str, object]:
     """What a recipe for `dataset` changes to run `loss` "fair" or "native"."""
     if like == "fair":
-        return {"loss": loss, "warmup": (), **FAIR.get(loss, {})} if loss != "proxygml" else {"loss": loss}
+        return {"loss": loss, "warmup": (), **FAIR.get(loss, {})}
     if loss not in NATIVE:
         raise ValueError(f"no run of {loss} on these datasets is known: use --like fair, or its own --loss-settings")
     if dataset not in TRAINING_IMAGES:
         raise ValueError(f"{loss} was run on {', '.join(TRAINING_IMAGES)}, not on {dataset}: use --like fair")
-    return {"loss": loss, "warmup": (), **NATIVE[loss](dataset)}
+    return {"loss": loss, "warmup": (), "tested_epochs": (), **NATIVE[loss](dataset)}
 
 
 def _epochs(dataset: str, iterations: int, batch_size: int) -> int:
@@ -65,10 +66,11 @@ def _semihard(dataset: str) -> dict[str, object]:
 def _liftedstruct(dataset: str) -> dict[str, object]:
     run = {"backbone": "googlenet", "embedding_dim": 64, "batch_size": 128, "optimizer": "sgd", "weight_decay": 2e-4}
     rates = {"learning_rate": 1e-4, "head_learning_rate": 1e-3, "decay": ()}
-    return RANDOM_CROPS_227 | run | rates | {"epochs": _epochs(dataset, 20_000, 128)}
+    return _random_crops(227) | run | rates | {"epochs": _epochs(dataset, 20_000, 128)}
 
 
 def _clustering(dataset: str) -> dict[str, object]:
+    epochs = _epochs(dataset, 7_500, 120)
     return {
         "embedding_dim": 64,
         "batch_size": 120,
@@ -76,7 +78,8 @@ def _clustering(dataset: str) -> dict[str, object]:
         "adam_epsilon": 1e-8,
         "learning_rate": 1e-4,
         "decay": (),
-        "epochs": _epochs(dataset, 7_500, 120),
+        "epochs": epochs,
+        "loss_settings": (f"gamma_decay={0.94 ** (15 / epochs):.6f}",),  # by 0.94 fifteen times, every 500 iterations
     }
 
 
@@ -93,7 +96,7 @@ def _proxy_nca(dataset: str) -> dict[str, object]:
         "epochs": epochs,
         "decay": tuple(range(1, epochs)),
         "decay_factor": 0.94,
-        "loss_settings": {"softmax_scale": 8.0 if dataset == "sop" else 9.0},
+        "loss_settings": (f"softmax_scale={8 if dataset == 'sop' else 9}",),
     }
 
 
@@ -109,7 +112,9 @@ def _hdc(dataset: str) -> dict[str, object]:
         "learning_rate": 1e-4 if dataset == "cub" else 1e-2,
         "epochs": _epochs(dataset, iterations, 100),
         "flip": False,
-        "decay": (_epochs(dataset, 10_000, 100),) if dataset == "cars" else (),
+        "decay": {"cub": (), "cars": (_epochs("cars", 10_000, 100),), "sop": (34, 67)}[dataset],  # 20,000 and 40,000
+        "decay_factor": 0.96 if dataset == "sop" else 0.1,
+        **_random_crops(224),
     }
 
 
@@ -136,16 +141,17 @@ def _hdml(dataset: str) -> dict[str, object]:
         "epochs": _epochs(dataset, 8_000, 128),
         "decay_factor": 0.5,
         "decay": (_epochs(dataset, 5_632, 128), _epochs(dataset, 6_848, 128)),
-        "loss_settings": {"regularisation": regularisation},
-        **RANDOM_CROPS_227,
+        "loss_settings": (f"regularisation={regularisation}",),
+        **_random_crops(227),
     }
 
 
 def _softtriple(dataset: str) -> dict[str, object]:
-    return {"proxy_learning_rate": 1e-2, "loss_settings": {"centers_per_class": 2 if dataset == "sop" else 10}}
+    return {"proxy_learning_rate": 1e-2, "loss_settings": (f"centers_per_class={2 if dataset == 'sop' else 10}",)}
 
 
 def _ms(dataset: str) -> dict[str, object]:
+    batch_size = 1000 if dataset == "sop" else 80
     return {
         **ADAM,
         "pooling": "max",
@@ -154,10 +160,11 @@ def _ms(dataset: str) -> dict[str, object]:
         "crop_scale": (0.16, 1.0),
         "learning_rate": 3e-5,
         "weight_decay": 5e-4,
-        "batch_size": 1000 if dataset == "sop" else 80,
-        "epochs": _epochs(dataset, 3_000, 80),
-        "decay": (_epochs(dataset, 1_200, 80), _epochs(dataset, 2_400, 80)),
-        "loss_settings": {"beta": 40.0, "base": 0.5},
+        "batch_size": batch_size,
+        "freeze_batch_norm": True,
+        "epochs": _epochs(dataset, 3_000, batch_size),
+        "decay": (_epochs(dataset, 1_200, batch_size), _epochs(dataset, 2_400, batch_size)),
+        "loss_settings": ("beta=40", "base=0.5"),
     }
 
 
@@ -195,7 +202,7 @@ def _proxy_anchor(dataset: str) -> dict[str, object]:
 
 
 NATIVE = {
-    "proxygml": lambda dataset: {"warmup": (1,)},  # the paper's presets themselves
+    "proxygml": lambda dataset: {"warmup": (1,), "tested_epochs": (1, 2, *range(35, 51))},  # as the paper's presets
     "semihard": _semihard,
     "liftedstruct": _liftedstruct,
     "clustering": _clustering,

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 
@@ -59,8 +59,8 @@ class Recipe:
 
     loss: str = "proxygml"
     """The loss to train with: see `proxygml losses`."""
-    loss_settings: dict[str, float | bool | str] = field(default_factory=dict)
-    """Settings of another loss than proxygml, by its own names: alpha 2 beta 40."""
+    loss_settings: tuple[str, ...] = ()
+    """Settings of another loss than proxygml, by its own names: alpha=2 beta=40."""
     proxies_per_class: int = 12
     """N."""
     ratio: float = 0.05
@@ -131,6 +131,9 @@ class Recipe:
         for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+        if self.images_per_class is not None and self.images_per_class < 2:
+            raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
+        parse_settings(self.loss_settings)
         positive = ("learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
         for name in (*positive, "ratio", "scale", "cache_gigabytes"):
             if not 0 < getattr(self, name) < math.inf:
@@ -173,11 +176,25 @@ class Recipe:
         return cls().changed(settings)
 
 
+def parse_settings(settings: tuple[str, ...]) -> dict[str, float | bool | str]:
+    """("alpha=2", "cascade=True") -> their values by name: whole numbers, numbers, truths, else words."""
+    parsed: dict[str, float | bool | str] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not (name and equals and text):
+            raise ValueError(f"expected loss_settings as name=value, got {setting!r}")
+        parsed[name] = {"True": True, "False": False}.get(text, text)
+        for kind in (float, int):  # the last that fits
+            try:
+                parsed[name] = kind(text)
+            except ValueError:
+                break
+    return parsed
+
+
 def _fits(value: object, kind: object) -> bool:
     """Whether a value is of a type as the fields of a Recipe name them."""
     inner = get_args(kind)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if get_origin(kind) is Literal:
         return value in inner
     if get_origin(kind) is tuple:

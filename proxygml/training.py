@@ -67,6 +67,9 @@ class _Session:
     def __init__(self, recipe: Recipe, progress: Progress, checkpoint: dict | None) -> None:
         self.recipe, self.progress = recipe, progress
         self.fabric = ingredients.start_fabric(recipe)
+        model = ingredients.build_model(recipe)  # before the images, which take longer to find fault with
+        if checkpoint is None and recipe.weights is not None:
+            progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
         self.judge = Judge(recipe, self.fabric, progress)
         self.log: list[dict] = []
         self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
@@ -78,10 +81,10 @@ class _Session:
         if recipe.test or recipe.tested_epochs:
             self.test_images = self._usable(self.test_images, "test", None)
         self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
-        model = ingredients.build_model(recipe)
-        if checkpoint is None and recipe.weights is not None:
-            progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
         loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
+        ingredients.draw_batches(
+            recipe, self.train_images.labels, loss, epoch=0
+        )  # settings that give none are found now
         if hasattr(loss, "watch"):
             loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)
@@ -105,6 +108,7 @@ class _Session:
             trained["trained"] = self.judge.evaluate(embeddings, cluster=True).to_json()
         if self.held_out_images is not None:
             trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
+        trained |= ingredients.remarks(self.recipe)
         seconds = sum(entry["seconds"] for entry in self.log)
         run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
         self.progress("drawing pictures", 0, 1, "")
@@ -138,7 +142,8 @@ class _Session:
         if self.held_out_images is not None:
             verdict = self.judge.score(self.model, self.held_out_images, "scoring held-out classes", cluster=False)
             entry["held_out"] = verdict.to_json()
-        if epoch + 1 in self.recipe.tested_epochs:
+        tested = self.recipe.tested_epochs
+        if epoch + 1 in tested or (tested and epoch + 1 == self.recipe.epochs):
             test_scores = self.judge.score(self.model, self.test_images, "scoring test classes", cluster=True)
             entry["test"] = test_scores.to_json()
             verdict = verdict or test_scores

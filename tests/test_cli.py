@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from proxygml.cli import main
 from proxygml.embeddings import Embeddings
@@ -227,3 +228,67 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
 
     main(["--version"])
     assert capsys.readouterr().out == f"proxygml {__version__}\n"
+
+
+class TestLosses:
+    def test_are_listed_with_paper_needs_and_source(self, capsys: pytest.CaptureFixture) -> None:
+        main(["losses"])
+        shown = capsys.readouterr().out
+        for words in ("proxy-anchor", "Kim et al., CVPR 2020", "two streams", "three heads", "written here *"):
+            assert words in shown
+        assert "* damlrrm: a reconstruction" in shown
+        main(["losses", "--json"])
+        assert json.loads(capsys.readouterr().out)["ms"]["batches"] == "balanced"
+
+    def test_take_settings_of_their_own_and_say_where_they_are_reconstructed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        settings = ["--loss", "damlrrm", "--loss-settings", "base=contrastive", "margin=0.5"]
+        main(["train", "glyphs", *SMALL, *settings, "--out", str(tmp_path / "run")])
+        assert "* damlrrm: a reconstruction" in capsys.readouterr().out
+        assert "reconstruction" in Run.open(tmp_path / "run").scores["remark"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["glyphs", "--loss", "tripplet"], "expected a loss among proxygml, semihard"),
+            (
+                ["glyphs", *SMALL, "--loss", "ms", "--loss-settings", "bata=3"],
+                "ms has no setting bata: it has alpha, beta",
+            ),
+            (["glyphs", "--loss", "ms", "--like", "nativ"], "expected --like fair or --like native, got nativ"),
+            (["glyphs", "--loss", "ms", "--like", "native"], "--like native changes a preset of the paper"),
+            (["--loss", "ms", "--like", "fair"], "--like fair changes a preset"),
+            (["paper-cub", "--loss", "cosface", "--like", "native"], "no run of cosface on these datasets is known"),
+            (["glyphs", *SMALL, "--loss", "ms", "--images-per-class", "40"], "two classes of 40 images each"),
+        ],
+    )
+    def test_that_are_mistyped_are_answered_in_one_line(
+        self, arguments: list[str], expected: str, capsys: pytest.CaptureFixture, tmp_path: Path
+    ) -> None:
+        code, message = failure(capsys, "train", *arguments, "--out", tmp_path / "run")
+        assert code == 1
+        assert expected in message
+        assert not (tmp_path / "run").exists()
+
+    def test_run_like_their_own_authors_ran_them(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        # It fails where the data should be, after the recipe is made.
+        arguments = ["paper-cub", "--loss", "ms", "--like", "native", "--loss-settings", "beta=50", "--weights", "None"]
+        _, message = failure(capsys, "train", *arguments, "--data", tmp_path / "nowhere", "--device", "cpu")
+        assert "native ms" not in message  # nothing uncertain about it
+        assert "nowhere" in message
+
+
+def test_what_was_skipped_in_training_is_skipped_when_embedding(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for number in range(8):
+        for copy in range(3):
+            path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (30 * number, 40 * copy, 90)).save(path)
+            if copy == 2:
+                path.write_bytes(path.read_bytes()[:60])
+    options = ["--dataset", "folder", "--data", tmp_path / "photos", "--epochs", 1, "--ratio", 1, "--no-baselines"]
+    main([str(o) for o in ["train", "glyphs", *options, "--skip-broken", "--out", tmp_path / "run"]])
+    main(["embed", str(tmp_path / "run"), "--out", str(tmp_path / "vectors.npz")])
+    assert "images that cannot be read" in capsys.readouterr().err
+    assert len(Embeddings.load(tmp_path / "vectors.npz").vectors) == 8

@@ -69,3 +69,12 @@ def test_an_unknown_loss_or_setting_is_named() -> None:
         find("tripet")
     with pytest.raises(ValueError, match="ms has no setting gamma: it has alpha, beta"):
         make("ms", 3, 8, {"gamma": 1.0})
+    for name, setting, expected in [
+        ("ms", {"beta": "x"}, "expected beta of ms as a number, got 'x'"),
+        ("ms", {"beta": True}, "expected beta of ms as a number, got True"),
+        ("proxy-nca", {"exclude_positive": "maybe"}, "expected exclude_positive of proxy-nca as bool, got 'maybe'"),
+        ("semihard", {"variant": 3}, "expected variant of semihard as str, got 3"),
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            make(name, 3, 8, setting)
+    assert make("softtriple", 3, 8, {"centers_per_class": 2}).loss.fc.shape == (8, 6)

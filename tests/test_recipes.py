@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from proxygml.recipes import GLYPHS, PRESETS, Recipe
+from proxygml.recipes import GLYPHS, PRESETS, Recipe, parse_settings
 
 
 def test_defaults_are_the_papers() -> None:
@@ -72,3 +72,12 @@ def test_every_setting_is_explained() -> None:
         if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr)
     }
     assert explained == {field.name for field in fields(Recipe)}
+
+
+def test_settings_of_a_loss_are_numbers_truths_or_words() -> None:
+    parsed = parse_settings(("alpha=2", "beta=0.5", "rate=1e-3", "cascade=True", "variant=all"))
+    assert parsed == {"alpha": 2, "beta": 0.5, "rate": 1e-3, "cascade": True, "variant": "all"}
+    assert isinstance(parsed["alpha"], int)
+    for wrong in ("alpha", "=2", "alpha="):
+        with pytest.raises(ValueError, match=r"expected loss_settings as name=value, got"):
+            Recipe(loss_settings=(wrong,))

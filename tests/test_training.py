@@ -248,10 +248,10 @@ class TestHeldOutClasses:
     def test_the_papers_way_chooses_among_the_epochs_scored_on_the_test_classes(
         self, tiny: Recipe, tmp_path: Path
     ) -> None:
-        run = train(tiny.changed({"held_out": 0.0, "tested_epochs": (1, 2)}), tmp_path / "run")
-        assert ["test" in entry for entry in run.log] == [True, True, False]
-        scores = [entry["test"]["map_at_r"] for entry in run.log[:2]]
-        assert run.scores["best_epoch"] == 1 + int(np.argmax(scores))
+        run = train(tiny.changed({"held_out": 0.0, "tested_epochs": (1,)}), tmp_path / "run")
+        assert ["test" in entry for entry in run.log] == [True, False, True]  # the last is always among them
+        scores = [entry["test"]["map_at_r"] for entry in (run.log[0], run.log[2])]
+        assert run.scores["best_epoch"] == (1, 3)[int(np.argmax(scores))]
         assert run.scores["trained"]["map_at_r"] == pytest.approx(max(scores))
 
 

@@ -99,7 +99,8 @@ def load(
             raise ValueError(f"glyphs are drawn and need no --data, got {root}: name the --dataset it belongs to")
         return module.load(size=size, classes=classes)
     if root is None:
-        raise ValueError(f"expected the folder of {name} as --data: see docs/datasets.md for where to get it")
+        what = {"folder": "a folder of your images", "table": "your table of images"}.get(name, f"the folder of {name}")
+        raise ValueError(f"expected {what} as --data: see docs/datasets.md")
     both = module.load(Path(root), test_share=test_share) if name in ("folder", "table") else module.load(Path(root))
     if classes is None:
         return both

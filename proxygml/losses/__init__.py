@@ -61,10 +61,15 @@ METHODS = {
     "hdml": Method(
         "hdml.HDMLLoss", "Hardness-aware (N-pair)", "Zheng et al., CVPR 2019", OURS, batches="balanced",
         images_per_class=2, unit_length=False, network="batch-norm head",
+        doubt="that the quoted row is the N-pair form is from memory; its reconstruction term is scaled to the batch",
     ),
-    "softtriple": Method("baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019"),
+    "softtriple": Method(
+        "baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019",
+        doubt="two centres a class on Stanford Online Products are from memory",
+    ),
     "ms": Method(
-        "baselines.ms", "Multi-similarity", "Wang et al., CVPR 2019", batches="balanced", images_per_class=5
+        "baselines.ms", "Multi-similarity", "Wang et al., CVPR 2019", batches="balanced", images_per_class=5,
+        doubt="base 1 of the paper is from memory, 0.5 the released code's",
     ),
     "margin": Method(
         "baselines.margin", "Margin, distance-weighted", "Wu et al., ICCV 2017", batches="balanced", images_per_class=5
@@ -83,7 +88,10 @@ METHODS = {
     "arcface": Method("baselines.arcface", "ArcFace", "Deng et al., CVPR 2019"),
     "l-softmax": Method("baselines.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False),
     "subcenter-arcface": Method("baselines.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
-    "center": Method("center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False),
+    "center": Method(
+        "center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False,
+        doubt="that the paper sums where this takes means is from memory",
+    ),
 }  # fmt: skip
 
 
@@ -98,8 +106,15 @@ def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str,
     """A loss with some of its own keywords set; an unknown keyword is an error that lists the known ones."""
     module, _, maker = find(name).maker.partition(".")
     build = getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)
-    known = [key for key in inspect.signature(build).parameters if key not in ("num_classes", "embedding_dim")]
-    unknown = settings.keys() - set(known)
-    if unknown:
-        raise ValueError(f"{name} has no setting {', '.join(sorted(unknown))}: it has {', '.join(known) or 'none'}")
+    known = {key: each.default for key, each in inspect.signature(build).parameters.items()}
+    del known["num_classes"], known["embedding_dim"]
+    for key, value in settings.items():
+        if key not in known:
+            raise ValueError(f"{name} has no setting {key}: it has {', '.join(known) or 'none'}")
+        number = isinstance(known[key], (int, float)) and not isinstance(known[key], bool)
+        kinds = (int, float) if number else (type(known[key]),)
+        if known[key] is not None and (not isinstance(value, kinds) or (number and isinstance(value, bool))):
+            raise ValueError(
+                f"expected {key} of {name} as {'a number' if number else kinds[0].__name__}, got {value!r}"
+            )
     return build(num_classes, embedding_dim, **settings)
