@@ -4,7 +4,7 @@
 
 Each loss trains two epochs of the preset glyphs and is scored on unseen classes; the loss alone is then timed, forward
 and backward, at 32 embeddings of 512 numbers and 100 classes, all losses in turn, medians of 15 rounds. Losses that
-results/methods/glyphs.json holds are not run again; --render prints its table as Markdown, as docs/methods.md has it.
+results/methods/glyphs.json holds are not run again; --render prints its table as Markdown.
 """
 
 import argparse

@@ -102,7 +102,7 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
         assert ("**" in sections[name]) >= ("reconstruct" in method.doubt), f"{name}: {method.doubt}"
 
 
-@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper"), ("methods/glyphs", "methods")])
+@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper")])
 def test_a_table_in_the_documents_is_what_its_command_renders_from_results(results: str, page: str) -> None:
     import importlib
     import json
