@@ -61,7 +61,7 @@ METHODS = {
     "hdml": Method(
         "hdml.HDMLLoss", "Hardness-aware (N-pair)", "Zheng et al., CVPR 2019", OURS, batches="balanced",
         images_per_class=2, unit_length=False, network="batch-norm head",
-        doubt="that the quoted row is the N-pair form is from memory; its reconstruction term is scaled to the batch",
+        doubt="that the quoted row is the N-pair form is from memory; one term is scaled to the size of the batch",
     ),
     "softtriple": Method(
         "baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019",
