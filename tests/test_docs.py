@@ -110,3 +110,16 @@ def test_a_table_in_the_documents_is_what_its_command_renders_from_results(resul
     module = importlib.import_module(f"benchmarks.{results.split('/')[0]}")
     found = json.loads((ROOT / "results" / f"{results}.json").read_text())
     assert module.table(found) in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_the_scores_on_photos_in_the_readme_are_those_in_results() -> None:
+    import json
+
+    readme = (ROOT / "README.md").read_text()
+    scores = json.loads((ROOT / "results" / "cub-small" / "scores.json").read_text())
+    metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "nmi"]
+    for name, row in {"frozen backbone": "untrained", "after training": "trained"}.items():
+        shown = " | ".join(f"{100 * scores[row][metric]:.1f}" for metric in metrics)
+        assert f"| {name} | {shown} |" in readme
+    assert f"in {scores['seconds'] / 60:.0f} minutes" in readme
+    assert scores["trained"]["recall@1"] - scores["untrained"]["recall@1"] >= 0.06
