@@ -146,7 +146,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--dataset", "folder"], "expected the folder of folder as --data"),
+            (["--dataset", "folder"], "expected a folder of your images as --data"),
             (["--data", "/somewhere"], "glyphs are drawn and need no --data"),
             (["--backbone", "resnet9000"], "expected a backbone among"),
             (["--image-size", "8"], "expected 16 pixels or more"),
