@@ -29,7 +29,7 @@ class Recipe:
     held_out: float = 0.1
     """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
     tested_epochs: tuple[int, ...] = ()
-    """The paper's way: epochs, beside the last, to score the test classes after; with held_out 0 they choose the best."""
+    """The paper's way: score the test classes after these epochs and the last; with held_out 0 they choose the best."""
     test: bool = True
     """Score the best network on the test classes at the end; off while settings are being chosen on held-out ones."""
 

@@ -1,7 +1,7 @@
 """Losses that pytorch-metric-learning ships, with the constants of their papers for CUB-200-2011 and Cars196.
 
 Every function makes a module `loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar.
-Embeddings are normalised inside, but liftedstruct, n_pair, l_softmax and center take them as they come. Proxies and
+Embeddings are normalised inside, but liftedstruct, n_pair and l_softmax take them as they come. Proxies and
 class weights start with normal numbers of deviation 1, the library's choice, unless a docstring says otherwise: their
 length matters although only directions count, since gradients scale with its inverse.
 """
@@ -16,11 +16,8 @@ import torch.nn.functional as F
 from pytorch_metric_learning import distances, losses, miners, regularizers
 from torch import Tensor, nn
 
-from proxygml.losses.center import CenterLoss
 from proxygml.losses.interface import LibraryLoss, require_choice, require_positive, require_whole
 from proxygml.losses.semihard import NearestSemihardLoss
-
-center = CenterLoss  # the one method here that the library lacks
 
 # Pairs and triplets of the batch
 

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from proxygml.losses.interface import checked_labels
+
 
 class Terms(NamedTuple):
     """What the last loss was made of, without gradient, for logs: max(0, energy_gap + gamma disagreement)."""
@@ -67,7 +69,7 @@ class ClusteringLoss(nn.Module):
         self.gamma = self.first_gamma * self.gamma_decay**epoch
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = self._checked(embeddings, labels)
+        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim).cpu()  # where the search runs
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))  # (M, D)
             fixed = samples.detach()
@@ -87,26 +89,6 @@ class ClusteringLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"gamma={self.first_gamma}, gamma_decay={self.gamma_decay}, sweeps={self.sweeps}"
-
-    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The labels, on the CPU, once both are known to be usable."""
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim or len(embeddings) == 0:
-            raise ValueError(
-                f"expected embeddings of shape (batch, {self.embedding_dim}), got {tuple(embeddings.shape)}"
-            )
-        if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
-            raise ValueError(
-                f"expected integer labels of shape ({len(embeddings)},), got {labels.dtype} of {tuple(labels.shape)}"
-            )
-        labels = labels.to("cpu", torch.int64)
-        lowest, highest = (label.item() for label in labels.aminmax())
-        if lowest < 0 or highest >= self.num_classes:
-            raise ValueError(
-                f"expected labels in 0..{self.num_classes - 1}, got {lowest}..{highest}: number the classes from 0"
-            )
-        if not embeddings.isfinite().all():
-            raise ValueError("expected finite embeddings, got NaN or infinity: is the learning rate too high?")
-        return labels
 
 
 def distance(points: Tensor, others: Tensor) -> Tensor:

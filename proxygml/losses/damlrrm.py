@@ -14,6 +14,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor, nn
 
+from proxygml.losses.interface import checked_labels
+
 BASES = ("liftedstruct", "contrastive", "ms")
 
 
@@ -43,7 +45,7 @@ class DAMLRRMLoss(nn.Module):
         self.base = base_loss(base, margin)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = self._checked(embeddings, labels)
+        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=1)  # (B, D)
             fixed = samples.detach()
@@ -57,26 +59,6 @@ class DAMLRRMLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"structured_share={self.structured_share}"
-
-    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The labels, on the embeddings' device, once both are known to be usable."""
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim or len(embeddings) == 0:
-            raise ValueError(
-                f"expected embeddings of shape (batch, {self.embedding_dim}), got {tuple(embeddings.shape)}"
-            )
-        if labels.shape != embeddings.shape[:1] or labels.is_floating_point():
-            raise ValueError(
-                f"expected integer labels of shape ({len(embeddings)},), got {labels.dtype} of {tuple(labels.shape)}"
-            )
-        labels = labels.to(embeddings.device, torch.int64)
-        lowest, highest = (label.item() for label in labels.aminmax())
-        if lowest < 0 or highest >= self.num_classes:
-            raise ValueError(
-                f"expected labels in 0..{self.num_classes - 1}, got {lowest}..{highest}: number the classes from 0"
-            )
-        if not embeddings.isfinite().all():
-            raise ValueError("expected finite embeddings, got NaN or infinity: is the learning rate too high?")
-        return labels
 
 
 def base_loss(name: str, margin: float) -> nn.Module:

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from proxygml.losses.interface import checked_labels
+
 HIDDEN = 512  # units of the generator
 USUAL_BATCH = 128  # the authors' batch, to which beta is tuned
 START = 1e6  # of both histories: nothing is pulled, and the plain N-pair loss has the weight e^-0.01
@@ -114,7 +116,7 @@ class HDMLLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch that the watched network has just embedded."""
         features = self._features_of(embeddings)  # (B, F)
-        labels = self._checked(embeddings, labels)
+        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         precision = torch.promote_types(embeddings.dtype, self.classifier.weight.dtype)
         precision = torch.promote_types(precision, torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):  # J_gen of some 1e5 overflows float16
@@ -202,24 +204,6 @@ class HDMLLoss(nn.Module):
         embeddings = functional_call(head, state, features)
         self._features = None  # the hook saw synthetic features
         return embeddings
-
-    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The labels, on the embeddings' device, once both are known to be usable."""
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_dim:
-            raise ValueError(
-                f"expected embeddings of shape (batch, {self.embedding_dim}), got {tuple(embeddings.shape)}"
-            )
-        if labels.shape != embeddings.shape[:1]:
-            raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
-        if labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
-        labels = labels.to(embeddings.device, torch.int64)
-        lowest, highest = (label.item() for label in labels.aminmax())
-        if lowest < 0 or highest >= self.num_classes:
-            raise ValueError(
-                f"expected labels in 0..{self.num_classes - 1}, got {lowest}..{highest}: number the classes from 0"
-            )
-        return labels
 
 
 def pairs_of(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ MADE = {  # name of a case: what makes it, its settings
     "arcface": (baselines.arcface, {}),
     "subcenter_arcface": (baselines.subcenter_arcface, {}),
     "l_softmax": (baselines.l_softmax, {}),
-    "center": (baselines.center, {}),
+    "center": (CenterLoss, {}),
 }
 NEEDS_TRIPLETS = ["semihard", "semihard nearest", "triplet", "triplet hard", "liftedstruct", "ms", "margin"]
 CLASSES, DIMENSION = 4, 7
@@ -738,7 +738,7 @@ def test_settings_default_to_the_constants_of_the_papers() -> None:
         "center": {"center_weight": 0.003, "center_rate": 0.5},
     }  # fmt: skip
     for name, settings in expected.items():
-        parameters = inspect.signature(getattr(baselines, name)).parameters
+        parameters = inspect.signature(MADE[name][0]).parameters
         assert list(parameters)[:2] == ["num_classes", "embedding_dim"]
         assert {key: one.default for key, one in list(parameters.items())[2:]} == settings, name
 
@@ -822,7 +822,7 @@ class TestBadInput:
             (baselines.subcenter_arcface, {"sub_centers": 2.5}, "sub_centers as a whole number of at least 1, got 2.5"),
             (baselines.l_softmax, {"margin": 0.5}, "margin as a whole number of at least 1, got 0.5"),
             (baselines.norm_softmax, {"scale": math.nan}, "expected scale above 0, got nan"),
-            (baselines.center, {"center_weight": -0.1}, "expected center_weight of at least 0, got -0.1"),
+            (CenterLoss, {"center_weight": -0.1}, "expected center_weight of at least 0, got -0.1"),
         ],
     )
     def test_settings_out_of_range_are_refused(self, maker: Callable, settings: dict, message: str) -> None:

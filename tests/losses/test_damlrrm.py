@@ -319,9 +319,9 @@ class TestBadInput:
             (torch.ones(2, 4), torch.tensor([0, 3]), "expected labels in 0..2, got 0..3"),
             (torch.ones(2, 4), torch.tensor([-1, 2]), "expected labels in 0..2, got -1..2"),
             (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 4), got (2, 5)"),
-            (torch.ones(0, 4), torch.tensor([], dtype=torch.int64), "expected embeddings of shape (batch, 4)"),
-            (torch.ones(2, 4), torch.tensor([0.0, 1.0]), "expected integer labels of shape (2,), got torch.float32"),
-            (torch.ones(2, 4), torch.tensor([0, 1, 2]), "got torch.int64 of (3,)"),
+            (torch.ones(0, 4), torch.tensor([], dtype=torch.int64), "expected at least one embedding"),
+            (torch.ones(2, 4), torch.tensor([0.0, 1.0]), "expected integer labels, got torch.float32"),
+            (torch.ones(2, 4), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
             (torch.full((2, 4), math.nan), torch.tensor([0, 1]), "expected finite embeddings"),
         ],
     )
