@@ -222,7 +222,7 @@ GLYPHS = Recipe(
     schedule="cosine",
 )
 
-PHOTOS = Recipe(  # chosen on held-out classes of CUB-200-2011: docs/paper.md
+PHOTOS = Recipe(  # docs/paper.md says which of these were compared on held-out classes of CUB-200-2011
     dataset="folder",
     image_size=128,
     crop_scale=(0.16, 1.0),

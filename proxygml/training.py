@@ -82,9 +82,8 @@ class _Session:
             self.test_images = self._usable(self.test_images, "test", None)
         self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
         loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
-        ingredients.draw_batches(
-            recipe, self.train_images.labels, loss, epoch=0
-        )  # settings that give none are found now
+        # Settings that give no batches are found now, before there is a folder.
+        ingredients.draw_batches(recipe, self.train_images.labels, loss, epoch=0)
         if hasattr(loss, "watch"):
             loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)

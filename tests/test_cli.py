@@ -13,6 +13,7 @@ from PIL import Image
 
 from proxygml.cli import main
 from proxygml.embeddings import Embeddings
+from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
 SMALL = ["--classes", "10", "--epochs", "1", "--proxies-per-class", "2", "--ratio", "0.5", "--no-baselines"]
@@ -271,12 +272,22 @@ class TestLosses:
         assert expected in message
         assert not (tmp_path / "run").exists()
 
-    def test_run_like_their_own_authors_ran_them(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-        # It fails where the data should be, after the recipe is made.
-        arguments = ["paper-cub", "--loss", "ms", "--like", "native", "--loss-settings", "beta=50", "--weights", "None"]
-        _, message = failure(capsys, "train", *arguments, "--data", tmp_path / "nowhere", "--device", "cpu")
-        assert "native ms" not in message  # nothing uncertain about it
-        assert "nowhere" in message
+    def test_run_like_their_own_authors_ran_them_but_for_what_is_given(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipes = []
+
+        def stop(recipe: Recipe, folder: Path, *, progress: object) -> None:
+            recipes.append(recipe)
+            raise ValueError("that is enough")
+
+        monkeypatch.setattr("proxygml.training.train", stop)
+        for loss, given in [("ms", ["--loss-settings", "beta=50"]), ("hdc", ["--epochs", "3"])]:
+            _, message = failure(capsys, "train", "paper-cub", f"--loss={loss}", "--like", "native", *given)
+            assert ("native hdc: the last layers learn" in message) == (loss == "hdc")
+        ms, hdc = recipes
+        assert (ms.pooling, ms.batch_size, ms.loss_settings) == ("max", 80, ("beta=50",))
+        assert (hdc.backbone, hdc.embedding_dim, hdc.epochs) == ("googlenet", 384, 3)
 
 
 def test_what_was_skipped_in_training_is_skipped_when_embedding(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
