@@ -67,9 +67,6 @@ class _Session:
     def __init__(self, recipe: Recipe, progress: Progress, checkpoint: dict | None) -> None:
         self.recipe, self.progress = recipe, progress
         self.fabric = ingredients.start_fabric(recipe)
-        model = ingredients.build_model(recipe)  # before the images, which take longer to find fault with
-        if checkpoint is None and recipe.weights is not None:
-            progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
         self.judge = Judge(recipe, self.fabric, progress)
         self.log: list[dict] = []
         self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
@@ -77,6 +74,9 @@ class _Session:
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = ingredients.load_images(recipe)
+        model = ingredients.build_model(recipe)  # before every image is decoded, which takes longer to fail
+        if checkpoint is None and recipe.weights is not None:
+            progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
         train_images = self._usable(train_images, "training", ingredients.training_cache(recipe))
         if recipe.test or recipe.tested_epochs:
             self.test_images = self._usable(self.test_images, "test", None)
