@@ -46,12 +46,13 @@ START = Recipe(  # the loss as in the paper; what surrounds it as the issue's ha
     recall_at=(1, 2, 4, 8),
 )
 BOTH = {"ratio": 0.2, "adam_epsilon": 1e-2}
+SEEN = {"pooling": "average+max", "crop_scale": (0.16, 1.0)}
+PRESET = {"ratio": 1.0, "adam_epsilon": 1e-2, **SEEN}
 CHOICES: dict[str, dict[str, object]] = {
     "as in the paper": {},
     "epsilon 0.01": {"adam_epsilon": 1e-2},
     "proxy rate 0.003": {"proxy_learning_rate": 3e-3},
     "proxy rate 0.3": {"proxy_learning_rate": 3e-1},
-    "scale 0.25": {"scale": 0.25},
     "scale 0.5": {"scale": 0.5},
     "scale 2": {"scale": 2.0},
     "scale 3": {"scale": 3.0},
@@ -66,10 +67,18 @@ CHOICES: dict[str, dict[str, object]] = {
     "both, rates doubled": BOTH | {"learning_rate": 4e-4, "head_learning_rate": 2e-3},
     "both, average and max pooling": BOTH | {"pooling": "average+max"},
     "both, crops from 0.16": BOTH | {"crop_scale": (0.16, 1.0)},
-    "both, frozen to stage 3": BOTH | {"frozen": ("stem", "1", "2", "3")},
+    "preset": PRESET,
+    "preset, nothing frozen": PRESET | {"frozen": ()},
+    "preset, frozen to stage 3": PRESET | {"frozen": ("stem", "1", "2", "3")},
+    "preset, batch norm learns": PRESET | {"freeze_batch_norm": False},
+    "preset, 6 epochs": PRESET | {"epochs": 6},
+    "preset, 12 epochs": PRESET | {"epochs": 12},
     "Proxy-Anchor, proxy rate 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2},
     "Proxy-Anchor, proxy rate 0.03": {"loss": "proxy-anchor"},
     "Proxy-Anchor, epsilon 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2, "adam_epsilon": 1e-2},
+    "Proxy-Anchor, pooling and crops as the preset": {"loss": "proxy-anchor", **SEEN},
+    "Proxy-Anchor, the same, 6 epochs": {"loss": "proxy-anchor", **SEEN, "epochs": 6},
+    "Proxy-Anchor, the same, 12 epochs": {"loss": "proxy-anchor", **SEEN, "epochs": 12},
 }
 
 
