@@ -1,8 +1,6 @@
 """Networks by name: `build("convnet", embedding_dim=128)` gives an Embedder.
 
-A trunk is a module from normalised images (B, 3, H, W) to maps (B, channels, h, w) that says `channels`, how its
-pixels are scaled (`pixel_mean` and `pixel_std` on the scale 0..255, `bgr`), and which `stages` it runs in turn, each by
-`stage(name, maps)` and with the modules `modules_of(name)`, so that stages can be tapped or frozen.
+It scales pixels as its Trunk wants them, runs the Trunk's stages, pools their maps and applies a last layer.
 """
 
 import importlib
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.trunk import Trunk
 from proxygml.backbones.weights import load_weights as load_weights
 
 Pooling = Literal["average", "max", "average+max"]
@@ -24,7 +23,7 @@ class PixelScaling(nn.Module):
     It is part of the network, so that whoever holds one cannot feed it wrongly.
     """
 
-    def __init__(self, trunk: nn.Module) -> None:
+    def __init__(self, trunk: Trunk) -> None:
         super().__init__()
         self.bgr = trunk.bgr
         for name in ("pixel_mean", "pixel_std"):
@@ -43,7 +42,7 @@ class Embedder(nn.Module):
 
     def __init__(
         self,
-        trunk: nn.Module,
+        trunk: Trunk,
         embedding_dim: int,
         *,
         pooling: Pooling = "average",
@@ -96,7 +95,7 @@ def build(
     return Embedder(trunk, embedding_dim, pooling=pooling, normalise=normalise, normalise_features=normalise_features)
 
 
-def build_trunk(name: str) -> nn.Module:
+def build_trunk(name: str) -> Trunk:
     """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
     if name.startswith("hf:"):
         from proxygml.backbones.hub import Hub
@@ -108,7 +107,7 @@ def build_trunk(name: str) -> nn.Module:
     return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
 
 
-def pretrained_file(trunk: nn.Module) -> Path:
+def pretrained_file(trunk: Trunk) -> Path:
     """The published ImageNet weights of a trunk: in their registry package, in this folder, or in torch's cache."""
     if hasattr(trunk, "packaged_weights"):
         return trunk.packaged_weights()

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.inception import Inception, halve
+
 
 class Block(NamedTuple):
     """Channels of one block's convolutions; 0 where the block has no such convolution."""
@@ -46,13 +48,10 @@ BLOCKS = {
 }
 
 
-class BNInception(nn.Module):
+class BNInception(Inception):
     """Images (B, 3, H, W) in BGR -> maps (B, 1024, H/32, W/32); any H and W."""
 
-    channels = 1024
     pixel_mean = (104.0, 117.0, 128.0)
-    pixel_std = (1.0, 1.0, 1.0)
-    bgr = True
     stages = ("stem", *BLOCKS)
     classifier = ("last_linear.",)
     published_file = "bn_inception-52deb4733.pth"
@@ -67,7 +66,7 @@ class BNInception(nn.Module):
         self._add("conv2_3x3_reduce", 64, 64, kernel=1)
         self._add("conv2_3x3", 64, 192, kernel=3)
         incoming = 192
-        self.stage_channels = {"stem": incoming}  # maps after each stage
+        self.stage_channels = {"stem": incoming}
         for name, block in BLOCKS.items():
             prefix = f"inception_{name}"
             if block.one:
@@ -83,26 +82,16 @@ class BNInception(nn.Module):
             self.stage_channels[name] = incoming
 
     def _add(self, name: str, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> None:
-        convolution = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2)
-        # fan_in keeps the scale of the maps, also where the batch normalisation is frozen at its start.
-        nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
-        nn.init.zeros_(convolution.bias)
-        self.add_module(name, convolution)
+        super()._add(name, incoming, outgoing, kernel, stride)
         self.add_module(f"{name}_bn", nn.BatchNorm2d(outgoing, eps=1e-5, momentum=0.1))
 
     def _run(self, name: str, maps: Tensor) -> Tensor:
         normalised = self.get_submodule(f"{name}_bn")(self.get_submodule(name)(maps))
         return F.relu(normalised, inplace=True)
 
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The convolutions and batch normalisations of one stage."""
-        self._check(name)
-        prefix = "conv" if name == "stem" else f"inception_{name}_"
-        return [module for layer, module in self.named_children() if layer.startswith(prefix)]
-
     def stage(self, name: str, maps: Tensor) -> Tensor:
         """Maps after one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
-        self._check(name)
+        self.require_stage(name)
         if name == "stem":
             maps = halve(self._run("conv1_7x7_s2", maps))  # (B, 64, H/4, W/4)
             maps = self._run("conv2_3x3", self._run("conv2_3x3_reduce", maps))
@@ -122,19 +111,3 @@ class BNInception(nn.Module):
             pooled = F.max_pool2d(maps, 3, stride=1, padding=1)
         one = self._run(f"{prefix}_1x1", maps)
         return torch.cat([one, three, double, self._run(f"{prefix}_pool_proj", pooled)], dim=1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> maps (B, 1024, h, w); 7 x 7 at 224 pixels."""
-        maps = images
-        for name in self.stages:
-            maps = self.stage(name, maps)
-        return maps
-
-    def _check(self, name: str) -> None:
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in BN-Inception: take one of {', '.join(self.stages)}")
-
-
-def halve(maps: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
-    """Max pool 3x3 with stride 2, rounding up as Caffe does: (B, channels, h, w) -> (B, channels, h/2, w/2)."""
-    return F.max_pool2d(maps, 3, stride=2, padding=padding, ceil_mode=True)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.backbones import PixelScaling
+from proxygml.backbones.trunk import Trunk
 
 
 class CascadedEmbedder(nn.Module):
@@ -21,7 +22,7 @@ class CascadedEmbedder(nn.Module):
 
     def __init__(
         self,
-        trunk: nn.Module,
+        trunk: Trunk,
         embedding_dim: int,
         *,
         taps: tuple[str, str] | None = None,

@@ -2,15 +2,16 @@
 
 from torch import Tensor, nn
 
+from proxygml.backbones.trunk import Trunk
 
-class ConvNet(nn.Module):
+
+class ConvNet(Trunk):
     """Four blocks of convolution, batch norm, ReLU and 2 x 2 pooling: images (B, 3, H, W) -> (B, 256, H/16, W/16)."""
 
     stages = ("block1", "block2", "block3", "block4")
     channels = 256
     pixel_mean = (127.5, 127.5, 127.5)
     pixel_std = (127.5, 127.5, 127.5)
-    bgr = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,17 +29,7 @@ class ConvNet(nn.Module):
             )
             before = after
 
-    def stage(self, name: str, maps: Tensor) -> Tensor:
-        """One block's output from its input."""
-        return getattr(self, name)(maps)
-
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The modules of one block."""
-        return [getattr(self, name)]
-
     def forward(self, images: Tensor) -> Tensor:
         if min(images.shape[-2:]) < 16:
             raise ValueError(f"convnet halves images four times: expected 16 pixels or more, got {images.shape[-1]}")
-        for name in self.stages:
-            images = self.stage(name, images)
-        return images
+        return super().forward(images)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.trunk import Trunk
+
 
 class Group(NamedTuple):
     """What the blocks of one stage share; the stride is that of the stage's first block."""
@@ -43,13 +45,12 @@ VERSIONS = {
 }
 
 
-class EfficientNetLite(nn.Module):
+class EfficientNetLite(Trunk):
     """Images (B, 3, H, W) in RGB -> maps (B, 1280, H/32, W/32), rounded up."""
 
     channels = 1280
     pixel_mean = (123.675, 116.28, 103.53)
     pixel_std = (58.395, 57.12, 57.375)
-    bgr = False
     stages = ("stem", *GROUPS, "head")
     classifier = ("_fc.",)
 
@@ -66,7 +67,7 @@ class EfficientNetLite(nn.Module):
         self._bn0 = normalisation(32)
         self._blocks = nn.ModuleList()
         incoming = 32
-        self.stage_channels = {"stem": incoming}  # maps after each stage
+        self.stage_channels = {"stem": incoming}
         self.block_numbers: dict[str, range] = {}
         for (name, group), outgoing, blocks in zip(GROUPS.items(), *VERSIONS[version], strict=True):
             self.block_numbers[name] = range(len(self._blocks), len(self._blocks) + blocks)
@@ -81,8 +82,7 @@ class EfficientNetLite(nn.Module):
 
     def modules_of(self, name: str) -> list[nn.Module]:
         """The modules of one stage, in the order in which they run."""
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in EfficientNet-Lite: take one of {', '.join(self.stages)}")
+        self.require_stage(name)
         if name == "stem":
             return [self._conv_stem, self._bn0]
         if name == "head":
@@ -94,16 +94,7 @@ class EfficientNetLite(nn.Module):
         if name in ("stem", "head"):
             convolution, batch_norm = self.modules_of(name)
             return F.relu6(batch_norm(convolve(convolution, maps)), inplace=True)
-        for block in self.modules_of(name):
-            maps = block(maps)
-        return maps
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> maps (B, 1280, h, w); 7 x 7 at 224 pixels."""
-        maps = images
-        for name in self.stages:
-            maps = self.stage(name, maps)
-        return maps
+        return super().stage(name, maps)
 
     def packaged_weights(self) -> Path:
         """The ImageNet weights in the registry package; an ImportError says how to install it."""

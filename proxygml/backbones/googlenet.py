@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from proxygml.backbones.bninception import halve
+from proxygml.backbones.inception import Inception, halve
 
 
 class Block(NamedTuple):
@@ -43,13 +43,10 @@ BLOCKS = {
 POOL_FIRST = ("4a", "5a")  # stages that begin by halving their maps
 
 
-class GoogLeNet(nn.Module):
+class GoogLeNet(Inception):
     """Images (B, 3, H, W) in BGR -> maps (B, 1024, H/32, W/32); HDC taps the stages 4a, 4d and 5b."""
 
-    channels = 1024
     pixel_mean = (104.0, 117.0, 123.0)
-    pixel_std = (1.0, 1.0, 1.0)
-    bgr = True
     stages = ("stem", *BLOCKS)
     classifier = ("loss1_", "loss2_", "loss3_")
     published_file = "googlenet.pth"
@@ -65,7 +62,7 @@ class GoogLeNet(nn.Module):
         self._add("conv2_3x3_reduce", 64, 64, kernel=1)
         self._add("conv2_3x3", 64, 192, kernel=3)
         incoming = 192
-        self.stage_channels = {"stem": incoming}  # maps after each stage
+        self.stage_channels = {"stem": incoming}
         for name, block in BLOCKS.items():
             prefix = f"inception_{name}"
             self._add(f"{prefix}_1x1", incoming, block.one, kernel=1)
@@ -77,25 +74,12 @@ class GoogLeNet(nn.Module):
             incoming = block.channels()
             self.stage_channels[name] = incoming
 
-    def _add(self, name: str, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> None:
-        convolution = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2)
-        # Without batch normalisation the scale must survive 22 layers: fan_in keeps it (He et al. 2015).
-        nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
-        nn.init.zeros_(convolution.bias)
-        self.add_module(name, convolution)
-
     def _run(self, name: str, maps: Tensor) -> Tensor:
         return F.relu(self.get_submodule(name)(maps), inplace=True)
 
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The convolutions of one stage."""
-        self._check(name)
-        prefix = "conv" if name == "stem" else f"inception_{name}_"
-        return [module for layer, module in self.named_children() if layer.startswith(prefix)]
-
     def stage(self, name: str, maps: Tensor) -> Tensor:
         """Maps after one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
-        self._check(name)
+        self.require_stage(name)
         if name == "stem":
             maps = normalise_locally(halve(self._run("conv1_7x7_s2", maps)))  # (B, 64, H/4, W/4)
             maps = self._run("conv2_3x3", self._run("conv2_3x3_reduce", maps))
@@ -108,17 +92,6 @@ class GoogLeNet(nn.Module):
         five = self._run(f"{prefix}_5x5", self._run(f"{prefix}_5x5_reduce", maps))
         pooled = F.max_pool2d(maps, 3, stride=1, padding=1)
         return torch.cat([one, three, five, self._run(f"{prefix}_pool_proj", pooled)], dim=1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> maps (B, 1024, h, w); 7 x 7 at 224 pixels."""
-        maps = images
-        for name in self.stages:
-            maps = self.stage(name, maps)
-        return maps
-
-    def _check(self, name: str) -> None:
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in GoogLeNet: take one of {', '.join(self.stages)}")
 
 
 def normalise_locally(maps: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from proxygml.backbones.trunk import Trunk
+
 
 class Architecture(NamedTuple):
     """Class in transformers, and what of its output is the image: the class token, the pooled vector or the maps."""
@@ -32,14 +34,13 @@ FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Hub(nn.Module):
+class Hub(Trunk):
     """Images (B, 3, H, W) in RGB -> maps (B, channels, h, w) from ConvNeXt, (B, channels, 1, 1) from the others.
 
     The network is one stage, since its insides differ between releases of transformers; `network` is the module of
     transformers itself, for whoever wants to freeze a part of it. Without `pretrained` it starts from random weights.
     """
 
-    bgr = False
     stages = ("network",)
     classifier = ()
     weights_from = "weights of hf: backbones are the safetensors files of the hub model or of the folder"
@@ -67,12 +68,6 @@ class Hub(nn.Module):
         # ViT and CLIP take other image sizes than their own only when told to interpolate the positions.
         self.interpolates = "interpolate_pos_encoding" in inspect.signature(self.network.forward).parameters
 
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The one module of the one stage."""
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in an hf: backbone: its only stage is {self.stages[0]!r}")
-        return [self.network]
-
     def stage(self, name: str, maps: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> maps (B, channels, 1, 1), or (B, channels, h, w) from ConvNeXt."""
         (network,) = self.modules_of(name)
@@ -81,10 +76,6 @@ class Hub(nn.Module):
             return answer.last_hidden_state
         vectors = answer.pooler_output if self.output == "pooled" else answer.last_hidden_state[:, 0]  # (B, channels)
         return vectors[:, :, None, None]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> maps (B, channels, h, w)."""
-        return self.stage("network", images)
 
 
 def fetch(name: str) -> Path:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.trunk import Trunk
+
 
 class Depth(NamedTuple):
     """Blocks in each of the four layers, and how many times wider a block's output is than its inside."""
@@ -22,12 +24,11 @@ DEPTHS = {
 }
 
 
-class ResNet(nn.Module):
+class ResNet(Trunk):
     """Images (B, 3, H, W) in RGB -> maps (B, 512 * expansion, H/32, W/32): 2048 maps at depth 50 and 101."""
 
     pixel_mean = (123.675, 116.28, 103.53)
     pixel_std = (58.395, 57.12, 57.375)
-    bgr = False
     stages = ("stem", "layer1", "layer2", "layer3", "layer4")
     classifier = ("fc.",)
 
@@ -46,7 +47,7 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         incoming = 64
-        self.stage_channels = {"stem": incoming}  # maps after each stage
+        self.stage_channels = {"stem": incoming}
         for number, repeats in enumerate(blocks):
             width = 64 * 2**number
             layer = nn.Sequential()
@@ -63,24 +64,9 @@ class ResNet(nn.Module):
 
     def modules_of(self, name: str) -> list[nn.Module]:
         """The modules of one stage, in the order in which they run."""
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in ResNet: take one of {', '.join(self.stages)}")
         if name == "stem":
             return [self.conv1, self.bn1, self.relu, self.maxpool]
-        return [self.get_submodule(name)]
-
-    def stage(self, name: str, maps: Tensor) -> Tensor:
-        """Maps after one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
-        for module in self.modules_of(name):
-            maps = module(maps)
-        return maps
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> maps (B, channels, h, w); 7 x 7 at 224 pixels."""
-        maps = images
-        for name in self.stages:
-            maps = self.stage(name, maps)
-        return maps
+        return super().modules_of(name)
 
 
 class ResidualBlock(nn.Module):

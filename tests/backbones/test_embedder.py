@@ -53,16 +53,6 @@ def test_statistics_of_pixels_are_no_weights() -> None:
     assert not [name for name in build("convnet", embedding_dim=2).state_dict() if "pixel" in name]
 
 
-def test_stages_of_the_small_network_run_one_by_one_give_its_maps() -> None:
-    trunk = build("convnet", embedding_dim=2).trunk.eval()
-    maps = images = torch.randn(2, 3, 32, 32)
-    for name in trunk.stages:
-        maps = trunk.stage(name, maps)
-        assert trunk.modules_of(name)
-    torch.testing.assert_close(maps, trunk(images))
-    assert maps.shape == (2, 256, 2, 2)
-
-
 def test_an_unknown_backbone_is_named_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"among convnet.*, got 'resnet9000'"):
         build("resnet9000", embedding_dim=2)

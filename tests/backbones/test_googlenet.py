@@ -90,24 +90,6 @@ def test_stages_in_a_row_are_the_forward_pass_and_give_the_maps_that_hdc_taps(tr
     assert taps == [(512, 14, 14), (528, 14, 14), (1024, 7, 7)]  # Szegedy et al., Table 1
 
 
-def test_stages_hold_every_parameter_once(trunk):
-    held = [
-        parameter for name in trunk.stages for module in trunk.modules_of(name) for parameter in module.parameters()
-    ]
-    assert len(held) == len({id(parameter) for parameter in held})
-    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trunk.parameters()}
-
-
-@pytest.mark.parametrize(
-    "call", [lambda trunk: trunk.stage("3c", torch.zeros(1)), lambda trunk: trunk.modules_of("3c")]
-)
-def test_an_unknown_stage_is_refused_with_the_names_of_the_stages(trunk, call):
-    with pytest.raises(ValueError, match=r"'3c'.*stem, 3a, 3b, 4a"):
-        trunk.stage("3c", torch.zeros(1))
-    with pytest.raises(ValueError, match=r"'3c'.*stem, 3a, 3b, 4a"):
-        trunk.modules_of("3c")
-
-
 def test_the_random_start_keeps_the_scale_and_every_parameter_learns(trunk):
     maps = trunk(torch.randn(4, 3, 64, 64) * 60)
     assert 1 < maps.std() < 1000
