@@ -72,13 +72,13 @@ CHOICES: dict[str, dict[str, object]] = {
     "preset, frozen to stage 3": PRESET | {"frozen": ("stem", "1", "2", "3")},
     "preset, batch norm learns": PRESET | {"freeze_batch_norm": False},
     "preset, 6 epochs": PRESET | {"epochs": 6},
-    "preset, 12 epochs": PRESET | {"epochs": 12},
+    "preset, nothing frozen, 6 epochs": PRESET | {"frozen": (), "epochs": 6},
+    "preset, nothing frozen, 12 epochs": PRESET | {"frozen": (), "epochs": 12},
     "Proxy-Anchor, proxy rate 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2},
     "Proxy-Anchor, proxy rate 0.03": {"loss": "proxy-anchor"},
     "Proxy-Anchor, epsilon 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2, "adam_epsilon": 1e-2},
     "Proxy-Anchor, pooling and crops as the preset": {"loss": "proxy-anchor", **SEEN},
-    "Proxy-Anchor, the same, 6 epochs": {"loss": "proxy-anchor", **SEEN, "epochs": 6},
-    "Proxy-Anchor, the same, 12 epochs": {"loss": "proxy-anchor", **SEEN, "epochs": 12},
+    "Proxy-Anchor, the same, nothing frozen, 6 epochs": {"loss": "proxy-anchor", **SEEN, "frozen": (), "epochs": 6},
 }
 
 

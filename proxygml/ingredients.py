@@ -155,7 +155,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.
         "trunk": (model.trunk, recipe.learning_rate),
         "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
         **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
-        "proxies": (loss, recipe.proxy_learning_rate),
+        "proxies": (loss, recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate),
     }
     groups, taken = [], set()
     for name, (module, rate) in rates.items():

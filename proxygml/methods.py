@@ -15,7 +15,7 @@ def _random_crops(size: int) -> dict[str, object]:
 
 ADAM = {"optimizer": "adam", "adam_epsilon": 1e-8}
 
-FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets besides the loss itself
+FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets, which have an epsilon of 0.01
     "softtriple": {"proxy_learning_rate": 1e-2},
     "proxy-anchor": {"proxy_learning_rate": 1e-2},
     "proxy-nca": {"proxy_learning_rate": 1e-2},
@@ -45,7 +45,8 @@ UNKNOWN = {
 def settings(loss: str, like: str, dataset: str) -> dict[str, object]:
     """What a recipe for `dataset` changes to run `loss` "fair" or "native"."""
     if like == "fair":
-        return {"loss": loss, "warmup": (), **FAIR.get(loss, {})}
+        shared = {"loss": loss, "warmup": (), **FAIR.get(loss, {})}
+        return shared if dataset in TRAINING_IMAGES else shared | {"proxy_learning_rate": None}
     if loss not in NATIVE:
         raise ValueError(f"no run of {loss} on these datasets is known: use --like fair, or its own --loss-settings")
     if dataset not in TRAINING_IMAGES:

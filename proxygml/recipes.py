@@ -90,8 +90,8 @@ class Recipe:
     """Of the network."""
     head_learning_rate: float | None = None
     """Of its last layer, where that is to be another."""
-    proxy_learning_rate: float = 3e-2
-    """Of the proxies."""
+    proxy_learning_rate: float | None = 3e-2
+    """Of the proxies, or whatever else the loss learns; None: as the loss has it, for Adam with its usual epsilon."""
     adam_epsilon: float = 1e-2
     """Adam's epsilon; the authors' 0.01 makes small gradients take small steps."""
     weight_decay: float = 1e-4
@@ -134,9 +134,9 @@ class Recipe:
         if self.images_per_class is not None and self.images_per_class < 2:
             raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
         parse_settings(self.loss_settings)
-        positive = ("learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
-        for name in (*positive, "ratio", "scale", "cache_gigabytes"):
-            if not 0 < getattr(self, name) < math.inf:
+        rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
+        for name in (*rates, "ratio", "scale", "cache_gigabytes"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
@@ -176,20 +176,27 @@ class Recipe:
         return cls().changed(settings)
 
 
-def parse_settings(settings: tuple[str, ...]) -> dict[str, float | bool | str]:
-    """("alpha=2", "cascade=True") -> their values by name: whole numbers, numbers, truths, else words."""
-    parsed: dict[str, float | bool | str] = {}
+Setting = float | bool | str | tuple[float, ...]
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, Setting]:
+    """("alpha=2", "ratios=1,0.5") -> values by name: whole numbers, numbers, several numbers, truths, words."""
+    parsed: dict[str, Setting] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not (name and equals and text):
             raise ValueError(f"expected loss_settings as name=value, got {setting!r}")
-        parsed[name] = {"True": True, "False": False}.get(text, text)
-        for kind in (float, int):  # the last that fits
-            try:
-                parsed[name] = kind(text)
-            except ValueError:
-                break
+        parsed[name] = _parse(text)
     return parsed
+
+
+def _parse(text: str) -> Setting:
+    for kind in (int, float, lambda several: tuple(map(float, several.split(",")))):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"True": True, "False": False}.get(text, text)
 
 
 def _fits(value: object, kind: object) -> bool:
@@ -218,6 +225,7 @@ GLYPHS = Recipe(
     proxies_per_class=4,
     epochs=12,
     learning_rate=2e-3,
+    proxy_learning_rate=None,
     adam_epsilon=1e-8,
     schedule="cosine",
 )

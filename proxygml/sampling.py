@@ -69,8 +69,11 @@ def two_streams(
     """Batches that begin with a share of balanced images and end with shuffled ones: labels (M,).
 
     Each stream goes round by itself and is drawn anew when it has ended, wherever the epoch is. The lengths of the two
-    have no common divisor, so that an image of one meets ever other images of the other.
+    have no common divisor, so that an image of one meets ever other images of the other. Where too few classes
+    fill the first share, batches are smaller, so that it remains that share.
     """
+    room = images_per_class * (int(labels.max()) + 1)
+    batch_size = min(batch_size, round(room / share))
     first_size = round(share * batch_size)
     second_size = batch_size - first_size
     whole_classes = images_per_class * math.ceil(first_size / images_per_class)

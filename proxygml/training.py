@@ -82,8 +82,10 @@ class _Session:
             self.test_images = self._usable(self.test_images, "test", None)
         self.train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
         loss = ingredients.build_loss(recipe, len(self.train_images.class_names))
-        # Settings that give no batches are found now, before there is a folder.
+        # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
         ingredients.draw_batches(recipe, self.train_images.labels, loss, epoch=0)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, recipe.image_size, recipe.image_size))
         if hasattr(loss, "watch"):
             loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)

@@ -61,3 +61,8 @@ def test_what_is_not_known_is_said() -> None:
     with pytest.raises(ValueError, match="ms was run on cub, cars, sop, not on glyphs: use --like fair"):
         methods.settings("ms", "native", "glyphs")
     assert isinstance(Recipe().changed(settings("cosface", "fair", "glyphs")), Recipe)
+
+
+def test_rates_for_the_papers_epsilon_are_for_its_datasets_only() -> None:
+    assert settings("softtriple", "fair", "cub")["proxy_learning_rate"] == 1e-2
+    assert settings("softtriple", "fair", "glyphs")["proxy_learning_rate"] is None

@@ -75,8 +75,8 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_settings_of_a_loss_are_numbers_truths_or_words() -> None:
-    parsed = parse_settings(("alpha=2", "beta=0.5", "rate=1e-3", "cascade=True", "variant=all"))
-    assert parsed == {"alpha": 2, "beta": 0.5, "rate": 1e-3, "cascade": True, "variant": "all"}
+    parsed = parse_settings(("alpha=2", "beta=0.5", "rate=1e-3", "ratios=1,0.5", "cascade=True", "variant=all"))
+    assert parsed == {"alpha": 2, "beta": 0.5, "rate": 1e-3, "ratios": (1, 0.5), "cascade": True, "variant": "all"}
     assert isinstance(parsed["alpha"], int)
     for wrong in ("alpha", "=2", "alpha="):
         with pytest.raises(ValueError, match=r"expected loss_settings as name=value, got"):

@@ -105,3 +105,9 @@ class TestTwoStreams:
                 met |= {(int(a), int(b)) for a in batch[:12] for b in batch[12:]}
             new.append(len(met) - before)
         assert min(new) > 0
+
+    def test_too_few_classes_make_smaller_batches_with_the_same_share(self) -> None:
+        labels = np.repeat(np.arange(3), 13)
+        for batch in two_streams(labels, 32, 4, seed=0, epoch=0):
+            assert len(batch) == 16
+            assert list(np.unique(labels[batch[:12]], return_counts=True)[1]) == [4, 4, 4]

@@ -28,6 +28,7 @@ class Method:
     batches: Literal["shuffled", "balanced", "neighbouring", "two streams"] = "shuffled"
     images_per_class: int = 4  # in such batches
     unit_length: bool = True  # of the embeddings, in training and in evaluation
+    learning_rate: float = 3e-2  # of the loss's own parameters, with Adam and an epsilon of 1e-8
     network: Literal["plain", "batch-norm head", "three heads"] = "plain"
     doubt: str = ""  # what is remembered or reconstructed rather than read
 
@@ -64,7 +65,7 @@ METHODS = {
         doubt="that the quoted row is the N-pair form is from memory; one term is scaled to the size of the batch",
     ),
     "softtriple": Method(
-        "baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019",
+        "baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019", learning_rate=3e-4,  # its centres start short
         doubt="two centres a class on Stanford Online Products are from memory",
     ),
     "ms": Method(
@@ -86,7 +87,10 @@ METHODS = {
     "cosface": Method("baselines.cosface", "CosFace", "Wang et al., CVPR 2018"),
     "am-softmax": Method("baselines.am_softmax", "AM-softmax", "Wang et al., SPL 2018"),
     "arcface": Method("baselines.arcface", "ArcFace", "Deng et al., CVPR 2019"),
-    "l-softmax": Method("baselines.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False),
+    "l-softmax": Method(
+        "baselines.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False,
+        doubt="the weight of the plain cosine is where the authors' ends, from memory; theirs falls during training",
+    ),
     "subcenter-arcface": Method("baselines.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
     "center": Method(
         "center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False,

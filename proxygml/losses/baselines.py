@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pytorch_metric_learning import distances, losses, miners, regularizers
 from torch import Tensor, nn
 
-from proxygml.losses.interface import LibraryLoss, require_choice, require_positive, require_whole
+from proxygml.losses.interface import LibraryLoss, require_choice, require_not_negative, require_positive, require_whole
 from proxygml.losses.semihard import NearestSemihardLoss
 
 # Pairs and triplets of the batch
@@ -30,6 +30,7 @@ def semihard(
     `all` is the mean over all of them; `nearest` is TensorFlow's: for each positive pair the nearest farther negative.
     """
     require_choice("variant", variant, "all", "nearest")
+    require_not_negative(margin=margin)
     if variant == "nearest":
         return LibraryLoss(num_classes, embedding_dim, NearestSemihardLoss(margin))
     squared = distances.LpDistance(power=2)
@@ -45,6 +46,7 @@ def triplet(
     `hard` takes one for each anchor: the farthest positive and the nearest negative (Hermans et al., 2017).
     """
     require_choice("variant", variant, "all", "hard")
+    require_not_negative(margin=margin)
     squared = distances.LpDistance(power=2)
     miner = miners.BatchHardMiner(distance=squared) if variant == "hard" else None
     return LibraryLoss(num_classes, embedding_dim, losses.TripletMarginLoss(margin=margin, distance=squared), miner)
@@ -72,6 +74,7 @@ def contrastive(
 
 def liftedstruct(num_classes: int, embedding_dim: int, *, margin: float = 1.0) -> nn.Module:
     """Lifted structure (Oh Song et al., CVPR 2016)."""
+    require_not_negative(margin=margin)
     plain = distances.LpDistance(normalize_embeddings=False)
     return LibraryLoss(num_classes, embedding_dim, losses.LiftedStructureLoss(margin, 0, distance=plain))
 
@@ -82,6 +85,7 @@ def n_pair(num_classes: int, embedding_dim: int, *, regularisation_weight: float
     The first two images of each class are its anchor and its positive: draw batches of two of each. The regulariser is
     the mean squared length of all embeddings, so a batch without a pair costs something, too.
     """
+    require_not_negative(regularisation_weight=regularisation_weight)
     loss = losses.NPairsLoss(
         distance=distances.DotProductSimilarity(normalize_embeddings=False),
         embedding_regularizer=regularizers.LpRegularizer(p=2, power=2),
@@ -104,6 +108,7 @@ def ms(
     The authors' code has beta 40 and base 0.5; the paper, from memory, beta 50 and base 1.
     """
     require_positive(alpha=alpha, beta=beta)
+    require_not_negative(epsilon=epsilon)
     miner = partial(_mine_twice, miners.MultiSimilarityMiner(epsilon=epsilon))
     return LibraryLoss(num_classes, embedding_dim, losses.MultiSimilarityLoss(alpha, beta, base), miner)
 
@@ -127,6 +132,8 @@ def margin(
 
     Triplets are drawn with torch's global generator, for each anchor as many as its class has images in the batch.
     """
+    require_positive(beta=beta)
+    require_not_negative(margin=margin, nu=nu, cutoff=cutoff, nonzero_loss_cutoff=nonzero_loss_cutoff)
     loss = losses.MarginLoss(margin, nu, beta, learn_beta=True, num_classes=num_classes)
     miner = miners.DistanceWeightedMiner(cutoff=cutoff, nonzero_loss_cutoff=nonzero_loss_cutoff)
     return LibraryLoss(num_classes, embedding_dim, loss, miner)
@@ -180,6 +187,7 @@ def softtriple(
     """
     require_whole(centers_per_class=centers_per_class)
     require_positive(la=la, gamma=gamma)
+    require_not_negative(margin=margin, regularisation_weight=regularisation_weight)
     regulariser = partial(center_spread, num_classes=num_classes) if centers_per_class > 1 else None
     settings = {"weight_regularizer": regulariser, "weight_reg_weight": regularisation_weight}
     loss = losses.SoftTripleLoss(num_classes, embedding_dim, centers_per_class, la, gamma, margin, **settings)
@@ -199,6 +207,8 @@ def center_spread(centers: Tensor, num_classes: int) -> Tensor:
 
 def proxy_anchor(num_classes: int, embedding_dim: int, *, margin: float = 0.1, alpha: float = 32) -> nn.Module:
     """Proxy-Anchor (Kim et al., CVPR 2020); proxies start with deviation sqrt(2 / C), as the authors' do."""
+    require_positive(alpha=alpha)
+    require_not_negative(margin=margin)
     loss = losses.ProxyAnchorLoss(num_classes, embedding_dim, margin=margin, alpha=alpha)
     return LibraryLoss(num_classes, embedding_dim, loss)
 
@@ -212,6 +222,8 @@ def norm_softmax(num_classes: int, embedding_dim: int, *, scale: float = 20.0) -
 
 def cosface(num_classes: int, embedding_dim: int, *, margin: float = 0.35, scale: float = 64.0) -> nn.Module:
     """CosFace (Wang et al., CVPR 2018): a margin on the cosine with the own class."""
+    require_positive(scale=scale)
+    require_not_negative(margin=margin)
     loss = losses.CosFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale)
     return LibraryLoss(num_classes, embedding_dim, loss)
 
@@ -223,6 +235,8 @@ def am_softmax(num_classes: int, embedding_dim: int, *, margin: float = 0.35, sc
 
 def arcface(num_classes: int, embedding_dim: int, *, margin: float = 28.6, scale: float = 64.0) -> nn.Module:
     """ArcFace (Deng et al., CVPR 2019): a margin, in degrees, on the angle with the own class."""
+    require_positive(scale=scale)
+    require_not_negative(margin=margin)
     loss = losses.ArcFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale, distance=InnerCosine())
     return LibraryLoss(num_classes, embedding_dim, loss)
 
@@ -232,6 +246,8 @@ def subcenter_arcface(
 ) -> nn.Module:
     """Sub-center ArcFace (Deng et al., ECCV 2020): the nearest of several centres of a class; margin in degrees."""
     require_whole(sub_centers=sub_centers)
+    require_positive(scale=scale)
+    require_not_negative(margin=margin)
     settings = {"margin": margin, "scale": scale, "sub_centers": sub_centers, "distance": InnerCosine()}
     loss = losses.SubCenterArcFaceLoss(num_classes=num_classes, embedding_size=embedding_dim, **settings)
     return LibraryLoss(num_classes, embedding_dim, loss)
@@ -245,10 +261,35 @@ class InnerCosine(distances.CosineSimilarity):
         return super().compute_mat(query_emb, ref_emb).clamp(-bound, bound)
 
 
-def l_softmax(num_classes: int, embedding_dim: int, *, margin: int = 4, scale: float = 1.0) -> nn.Module:
-    """Large-margin softmax (Liu et al., ICML 2016): a multiple of the angle with the own class; not annealed."""
+def l_softmax(
+    num_classes: int, embedding_dim: int, *, margin: int = 4, scale: float = 1.0, plain_weight: float = 5.0
+) -> nn.Module:
+    """Large-margin softmax (Liu et al., ICML 2016): a multiple of the angle with the own class.
+
+    Mixed, as the authors do, with `plain_weight` parts of the plain cosine: without it a network that begins at random
+    makes its embeddings ever shorter. They lower that weight during training; here it stands where, from memory, theirs
+    ends. Class weights start as those of a linear layer.
+    """
     require_whole(margin=margin)
+    require_positive(scale=scale)
+    require_not_negative(plain_weight=plain_weight)
+    bound = embedding_dim**-0.5
+    start = partial(nn.init.uniform_, a=-bound, b=bound)
     with warnings.catch_warnings():  # it hands tensors to scipy, which NumPy 2 deprecates
         warnings.simplefilter("ignore", DeprecationWarning)
-        loss = losses.LargeMarginSoftmaxLoss(num_classes, embedding_dim, margin=margin, scale=scale)
+        loss = SoftenedLargeMargin(
+            num_classes, embedding_dim, margin=margin, scale=scale, plain_weight=plain_weight, weight_init_func=start
+        )
     return LibraryLoss(num_classes, embedding_dim, loss)
+
+
+class SoftenedLargeMargin(losses.LargeMarginSoftmaxLoss):
+    """(psi(theta) + w cos(theta)) / (1 + w) in the place of psi(theta), w being `plain_weight`."""
+
+    def __init__(self, *arguments: object, plain_weight: float, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.plain_weight = plain_weight
+
+    def modify_cosine_of_target_classes(self, cosine_of_target_classes: Tensor) -> Tensor:
+        psi = super().modify_cosine_of_target_classes(cosine_of_target_classes)
+        return (psi + self.plain_weight * cosine_of_target_classes) / (1 + self.plain_weight)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole
 
 
 class CenterLoss(nn.Module):
@@ -25,9 +25,7 @@ class CenterLoss(nn.Module):
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
-        for name, value in (("center_weight", center_weight), ("center_rate", center_rate)):
-            if not value >= 0:
-                raise ValueError(f"expected {name} of at least 0, got {value}")
+        require_not_negative(center_weight=center_weight, center_rate=center_rate)
         self.center_weight = center_weight
         self.center_rate = center_rate
         self.classifier = nn.Linear(embedding_dim, num_classes)

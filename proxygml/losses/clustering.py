@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels
+from proxygml.losses.interface import checked_labels, require_not_negative, require_whole
 
 
 class Terms(NamedTuple):
@@ -54,10 +54,9 @@ class ClusteringLoss(nn.Module):
         sweeps: int = 5,
     ) -> None:
         super().__init__()
-        for name, value in [("gamma", gamma), ("gamma_decay", gamma_decay)]:
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"expected a {name} of at least 0, got {value}")
-        if sweeps < 0 or sweeps != int(sweeps):
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
+        require_not_negative(gamma=gamma, gamma_decay=gamma_decay, sweeps=sweeps)
+        if sweeps != int(sweeps):
             raise ValueError(f"expected sweeps as a whole number of at least 0, got {sweeps}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.first_gamma, self.gamma_decay, self.sweeps = gamma, gamma_decay, sweeps

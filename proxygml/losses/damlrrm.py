@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels
+from proxygml.losses.interface import checked_labels, require_not_negative, require_whole
 
 BASES = ("liftedstruct", "contrastive", "ms")
 
@@ -38,6 +38,8 @@ class DAMLRRMLoss(nn.Module):
         margin: float = 1.0,
     ) -> None:
         super().__init__()
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
+        require_not_negative(margin=margin)
         if not 0 < structured_share <= 1:
             raise ValueError(f"expected a structured_share above 0 and up to 1, got {structured_share}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim

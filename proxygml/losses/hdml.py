@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from proxygml.losses.interface import checked_labels
+from proxygml.losses.interface import checked_labels, require_not_negative, require_whole
 
 HIDDEN = 512  # units of the generator
 USUAL_BATCH = 128  # the authors' batch, to which beta is tuned
@@ -77,15 +77,10 @@ class HDMLLoss(nn.Module):
         features: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in [("num_classes", num_classes), ("embedding_dim", embedding_dim), ("window", window)]:
-            if value < 1 or value != int(value):
-                raise ValueError(f"expected {name} as a whole number of at least 1, got {value}")
-        factors = (alpha, beta, softmax_factor, regularisation, reconstruction_share)
-        if not (all(factor >= 0 for factor in factors) and reconstruction_share <= 1):
-            raise ValueError(
-                "expected alpha, beta, softmax_factor and regularisation of at least 0 and a reconstruction_share in "
-                f"0..1, got {', '.join(map(str, factors))}"
-            )
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim, window=window)
+        require_not_negative(alpha=alpha, beta=beta, softmax_factor=softmax_factor, regularisation=regularisation)
+        if not 0 <= reconstruction_share <= 1:
+            raise ValueError(f"expected reconstruction_share in 0..1, got {reconstruction_share}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.alpha, self.beta = alpha, beta
         self.reconstruction_share, self.softmax_factor = reconstruction_share, softmax_factor

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole
 
 AT_ONCE = 2**24  # triplets whose margins are compared at the same time: 64 MB in float32
 
@@ -56,6 +56,7 @@ class HTLLoss(nn.Module):
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim, levels=levels)
+        require_not_negative(beta=beta, first_margin=first_margin)
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.levels, self.beta, self.first_margin = levels, beta, first_margin
         self.tree: Tree | None = None

@@ -82,6 +82,12 @@ def require_positive(**settings: float) -> None:
             raise ValueError(f"expected {name} above 0, got {value!r}")
 
 
+def require_not_negative(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"expected {name} of at least 0, got {value!r}")
+
+
 def require_choice(name: str, value: str, *choices: str) -> None:
     if value not in choices:
         raise ValueError(f"expected {name} as one of {', '.join(choices)}, got {value!r}")

@@ -163,13 +163,6 @@ class TestTaps:
         assert first < second
 
 
-def test_the_small_network_says_how_many_maps_its_blocks_give(images: Tensor) -> None:
-    trunk, maps = ConvNet(), images.float()
-    for name in trunk.stages:
-        maps = trunk.stage(name, maps)
-        assert maps.shape[1] == trunk.stage_channels[name]
-
-
 def test_trunk_and_head_hold_all_weights_and_all_of_them_learn(model: CascadedEmbedder, images: Tensor) -> None:
     assert {name.split(".")[0] for name in model.state_dict()} == {"trunk", "head"}
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

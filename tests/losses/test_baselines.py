@@ -1,9 +1,7 @@
 """The library's losses and center loss against cases done by hand, loops written from the formulas, and each other."""
 
-import copy
 import inspect
 import math
-import pickle
 import re
 from collections.abc import Callable
 
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from proxygml import ProxyGMLLoss
 from proxygml.losses import baselines
 from proxygml.losses.center import CenterLoss
+from tests.losses.test_every_loss import CLASSES, DIMENSION, overlapping_classes, value_and_gradients
 
 MADE = {  # name of a case: what makes it, its settings
     "semihard": (baselines.semihard, {}),
@@ -40,8 +39,6 @@ MADE = {  # name of a case: what makes it, its settings
     "l_softmax": (baselines.l_softmax, {}),
     "center": (CenterLoss, {}),
 }
-NEEDS_TRIPLETS = ["semihard", "semihard nearest", "triplet", "triplet hard", "liftedstruct", "ms", "margin"]
-CLASSES, DIMENSION = 4, 7
 
 every_loss = pytest.mark.parametrize("name", MADE)
 
@@ -72,13 +69,6 @@ def set_weights(loss: nn.Module, weights: Tensor) -> nn.Module:
     return loss
 
 
-def value_and_gradients(loss: Callable, embeddings: Tensor, labels: Tensor, parameters: list) -> list[Tensor]:
-    """Value, gradient of the embeddings, gradients of the parameters."""
-    embeddings = embeddings.detach().clone().requires_grad_()
-    value = loss(embeddings, labels)
-    return [value.detach(), *torch.autograd.grad(value, [embeddings, *parameters], materialize_grads=True)]
-
-
 def on_circle(*degrees: float) -> Tensor:
     angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
@@ -86,12 +76,7 @@ def on_circle(*degrees: float) -> Tensor:
 
 @pytest.fixture
 def batch() -> tuple[Tensor, Tensor]:
-    """Three images of each of four classes, close enough together for every loss to be at work."""
-    generator = torch.Generator().manual_seed(5)
-    labels = torch.arange(CLASSES).repeat(3)
-    centres = torch.randn(CLASSES, DIMENSION, generator=generator, dtype=torch.float64)
-    spread = torch.randn(len(labels), DIMENSION, generator=generator, dtype=torch.float64)
-    return 0.6 * centres[labels] + 0.8 * spread, labels
+    return overlapping_classes()
 
 
 EYE = torch.eye(2, dtype=torch.float64)
@@ -216,10 +201,11 @@ class TestTheCasesDoneByHand:
         expected = math.log(1 + math.exp(2 * (math.sin(math.radians(20)) - math.cos(math.radians(50)))))
         assert loss(on_circle(20), ZERO).item() == pytest.approx(expected, abs=1e-12)
 
-    def test_l_softmax(self) -> None:
-        loss = set_weights(baselines.l_softmax(2, 2), 2 * EYE)
-        # ψ(60°) = -cos 240° - 2 = -1.5; lengths 3 and 2 give logits -9 and 6 sin 60°.
-        expected = math.log(1 + math.exp(6 * math.sin(math.radians(60)) + 9))
+    # ψ(60°) = -cos 240° - 2 = -1.5, with five parts of cos 60° (-1.5 + 2.5) / 6 = 1/6; lengths are 3 and 2.
+    @pytest.mark.parametrize(("plain_weight", "own_logit"), [(0.0, -9.0), (5.0, 1.0)])
+    def test_l_softmax(self, plain_weight: float, own_logit: float) -> None:
+        loss = set_weights(baselines.l_softmax(2, 2, plain_weight=plain_weight), 2 * EYE)
+        expected = math.log(1 + math.exp(6 * math.sin(math.radians(60)) - own_logit))
         assert loss(3 * on_circle(60), ZERO).item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -509,7 +495,8 @@ def l_softmax_loop(loss: nn.Module, x: Tensor, y: int) -> list[Tensor]:
     for c, weight in enumerate(loss.loss.W.T):
         angle = (unit(x) @ unit(weight)).acos()
         k = math.floor(angle.item() * 4 / math.pi)
-        logits.append(length(x) * length(weight) * ((-1) ** k * (4 * angle).cos() - 2 * k if c == y else angle.cos()))
+        psi = (-1) ** k * (4 * angle).cos() - 2 * k
+        logits.append(length(x) * length(weight) * ((psi + 5 * angle.cos()) / 6 if c == y else angle.cos()))
     return logits
 
 
@@ -537,79 +524,17 @@ def test_value_and_gradients_equal_a_loop_over_the_formula(name: str, batch) -> 
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
-@every_loss
-def test_order_of_the_batch_does_not_matter(name: str, batch) -> None:
-    embeddings, labels = batch
-    loss = without_chance(made(name)).double().eval()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    if name == "n_pair":  # the first two of each class are its pair: classes may change places, images may not
-        order = torch.arange(len(labels)).view(3, CLASSES)[:, torch.tensor([2, 0, 3, 1])].flatten()
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels))
-
-
-@every_loss
-def test_names_of_the_classes_do_not_matter(name: str, batch) -> None:
-    embeddings, labels = batch
-    loss = without_chance(made(name)).double().eval()
-    with torch.no_grad():
-        for state in loss.state_dict().values():
-            state += 0.3 * torch.rand_like(state)  # boundaries and centres that differ between classes
-    value = loss(embeddings, labels)
-    new_names = torch.tensor([2, 0, 3, 1])
-    renamed = copy.deepcopy(loss)
-    for state in renamed.state_dict().values():
-        axis = next(axis for axis, size in enumerate(state.shape) if size % CLASSES == 0)
-        by_class = state.clone().unflatten(axis, (CLASSES, -1))
-        state.copy_(by_class.index_select(axis, new_names.argsort()).flatten(axis, axis + 1))
-    torch.testing.assert_close(renamed(embeddings, new_names[labels]), value)
-    if list(loss.parameters()):
-        assert (loss(embeddings, new_names[labels]) - value).abs() > 1e-6
-
-
-DEGENERATE = {
-    "one class only": (torch.randn(4, DIMENSION, generator=torch.Generator().manual_seed(0)), torch.tensor([1] * 4)),
-    "every class once": (torch.randn(4, DIMENSION, generator=torch.Generator().manual_seed(0)), torch.arange(4)),
-    "a single image": (torch.ones(1, DIMENSION), torch.tensor([2])),
-    "the same vector everywhere": (torch.ones(6, DIMENSION), torch.tensor([0, 0, 1, 1, 2, 2])),
-    "duplicates of one class": (
-        torch.eye(DIMENSION)[[0, 0, 1, 1]] + 0.1,
-        torch.tensor([0, 0, 3, 3]),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DEGENERATE)
-@every_loss
-def test_degenerate_batches_have_a_finite_loss_and_gradient(name: str, kind: str) -> None:
-    embeddings, labels = DEGENERATE[kind]
-    loss = made(name)
-    value, *gradients = value_and_gradients(loss, embeddings, labels, list(loss.parameters()))
-    assert value.shape == ()
-    assert value.isfinite()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("kind", ["one class only", "every class once", "a single image"])
-@pytest.mark.parametrize("name", NEEDS_TRIPLETS)
-def test_a_batch_without_triplets_costs_nothing_and_can_be_trained_on(name: str, kind: str) -> None:
-    embeddings, labels = DEGENERATE[kind]
-    embeddings = embeddings.clone().requires_grad_()
-    value = made(name)(embeddings, labels)
-    value.backward()
-    assert value.item() == 0
-    assert embeddings.grad.abs().max() == 0
-
-
-@pytest.mark.parametrize("kind", ["one class only", "every class once", "a single image"])
-def test_n_pair_without_other_pairs_is_its_regulariser(kind: str) -> None:
-    embeddings, labels = DEGENERATE[kind]
-    value = baselines.n_pair(CLASSES, DIMENSION, regularisation_weight=0.1)(embeddings, labels)
+@pytest.mark.parametrize("labels", [[1, 1, 1, 1], [0, 1, 2, 3], [2]])
+def test_n_pair_without_other_pairs_is_its_regulariser(labels: list[int]) -> None:
+    embeddings = torch.randn(len(labels), DIMENSION)
+    value = baselines.n_pair(CLASSES, DIMENSION, regularisation_weight=0.1)(embeddings, torch.tensor(labels))
     torch.testing.assert_close(value, 0.05 * embeddings.square().sum(dim=1).mean())
 
 
 def test_contrastive_of_a_single_image_is_0() -> None:
     for variant in ("squared", "cosine"):
-        assert baselines.contrastive(CLASSES, DIMENSION, variant=variant)(*DEGENERATE["a single image"]).item() == 0
+        loss = baselines.contrastive(CLASSES, DIMENSION, variant=variant)
+        assert loss(torch.ones(1, DIMENSION), torch.tensor([2])).item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -642,69 +567,6 @@ def test_softtriple_trains_on_once_centres_have_met() -> None:
         assert loss.loss.fc.grad.isfinite().all()
 
 
-@every_loss
-def test_a_toy_problem_is_learned(name: str) -> None:
-    torch.manual_seed(0)
-    labels = torch.arange(3).repeat(2 if name == "n_pair" else 5)  # n_pair trains but two of each class
-    embeddings = nn.Parameter(torch.randn(len(labels), 8))
-    loss = made(name, 3, 8)
-    optimizer = torch.optim.Adam([embeddings, *loss.parameters()], lr=0.1)
-    values = []
-    for _ in range(70):
-        optimizer.zero_grad()
-        value = loss(embeddings, labels)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < 0.5 * values[0]
-    found = embeddings.detach() if name in ("liftedstruct", "n_pair", "l_softmax", "center") else unit(embeddings)
-    nearest = torch.cdist(found, found).fill_diagonal_(math.inf).argmin(dim=1)
-    several_centres = name in ("softtriple", "subcenter_arcface")  # images of one class may gather at different ones
-    assert (labels[nearest] == labels).double().mean() >= (0.75 if several_centres else 1)
-
-
-class TestPrecision:
-    @every_loss
-    def test_autocast_changes_nothing(self, name: str, batch) -> None:
-        embeddings, labels = batch[0].float(), batch[1]
-        loss = without_chance(made(name)).eval()
-        plain = value_and_gradients(loss, embeddings, labels, list(loss.parameters()))
-        loss.forward = torch.autocast("cpu", dtype=torch.bfloat16)(loss.forward)  # backward is outside, as it should be
-        mixed = value_and_gradients(loss, embeddings, labels, list(loss.parameters()))
-        assert mixed[0].dtype == torch.float32
-        for one, other in zip(mixed, plain, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-    @every_loss
-    def test_bfloat16_embeddings_are_computed_in_float32(self, name: str, batch) -> None:
-        embeddings, labels = batch[0].bfloat16(), batch[1]
-        loss = without_chance(made(name)).eval()
-        value = loss(embeddings, labels)
-        assert value.dtype == torch.float32
-        torch.testing.assert_close(value, loss(embeddings.float(), labels), rtol=0, atol=0)
-
-    @every_loss
-    def test_double_embeddings_are_computed_in_double_and_leave_the_parameters_as_they_are(
-        self, name: str, batch
-    ) -> None:
-        loss = without_chance(made(name)).eval()
-        value = loss(*batch)
-        value.backward() if list(loss.parameters()) else None
-        assert value.dtype == torch.float64
-        assert all(parameter.dtype == parameter.grad.dtype == torch.float32 for parameter in loss.parameters())
-        torch.testing.assert_close(value.detach(), copy.deepcopy(loss).double()(*batch).detach())
-
-
-@every_loss
-def test_a_loss_can_be_copied_pickled_and_loaded(name: str, batch) -> None:
-    embeddings, labels = batch[0].float(), batch[1]
-    loss = without_chance(made(name)).eval()
-    again = pickle.loads(pickle.dumps(loss))
-    other = without_chance(made(name)).eval()
-    other.load_state_dict(loss.state_dict())
-    assert loss(embeddings, labels) == again(embeddings, labels) == other(embeddings, labels)
-
-
 def test_proxies_and_weights_start_as_documented() -> None:
     torch.manual_seed(0)
     for name, deviation in [("proxy_nca", 1 / 8), ("proxy_anchor", math.sqrt(2 / 50)), ("cosface", 1), ("arcface", 1)]:
@@ -734,7 +596,7 @@ def test_settings_default_to_the_constants_of_the_papers() -> None:
         "am_softmax": {"margin": 0.35, "scale": 30},
         "arcface": {"margin": 28.6, "scale": 64},
         "subcenter_arcface": {"sub_centers": 3, "margin": 28.6, "scale": 64},
-        "l_softmax": {"margin": 4, "scale": 1},
+        "l_softmax": {"margin": 4, "scale": 1, "plain_weight": 5},
         "center": {"center_weight": 0.003, "center_rate": 0.5},
     }  # fmt: skip
     for name, settings in expected.items():
@@ -787,28 +649,7 @@ class TestCenter:
         torch.testing.assert_close(loss.centers, torch.tensor([[2.0, 0], [0, 2]]))
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("embeddings", "labels", "message"),
-        [
-            (torch.ones(2, 7), torch.tensor([0, 4]), "expected labels in 0..3, got 0..4"),
-            (torch.ones(2, 7), torch.tensor([-1, 2]), "expected labels in 0..3, got -1..2"),
-            (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 7), got (2, 5)"),
-            (torch.ones(7), torch.tensor([0]), "expected embeddings of shape (batch, 7), got (7,)"),
-            (torch.ones(0, 7), torch.tensor([], dtype=torch.int64), "expected at least one embedding"),
-            (torch.ones(2, 7), torch.tensor([0.0, 1.0]), "expected integer labels, got torch.float32"),
-            (torch.ones(2, 7), torch.tensor([True, False]), "expected integer labels, got torch.bool"),
-            (torch.ones(2, 7), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
-            (torch.ones(2, 7, dtype=torch.int64), torch.tensor([0, 1]), "expected embeddings of a float type"),
-            (torch.ones(2, 7), [0, 1], "expected labels as a tensor, got list"),
-            (torch.full((2, 7), math.nan), torch.tensor([0, 1]), "NaN or infinity in 2 of 2 rows"),
-        ],
-    )
-    def test_is_refused_with_what_was_expected_and_what_came(self, embeddings, labels, message: str) -> None:
-        for name in MADE:
-            with pytest.raises(ValueError, match=re.escape(message)):
-                made(name)(embeddings, labels)
-
+class TestBadSettings:
     @pytest.mark.parametrize(
         ("maker", "settings", "message"),
         [
@@ -822,25 +663,23 @@ class TestBadInput:
             (baselines.subcenter_arcface, {"sub_centers": 2.5}, "sub_centers as a whole number of at least 1, got 2.5"),
             (baselines.l_softmax, {"margin": 0.5}, "margin as a whole number of at least 1, got 0.5"),
             (baselines.norm_softmax, {"scale": math.nan}, "expected scale above 0, got nan"),
+            (baselines.semihard, {"margin": -0.1}, "expected margin of at least 0, got -0.1"),
+            (baselines.triplet, {"margin": -0.1}, "expected margin of at least 0, got -0.1"),
+            (baselines.liftedstruct, {"margin": math.nan}, "expected margin of at least 0, got nan"),
+            (baselines.n_pair, {"regularisation_weight": -1}, "expected regularisation_weight of at least 0, got -1"),
+            (baselines.margin, {"beta": 0}, "expected beta above 0, got 0"),
+            (baselines.proxy_anchor, {"alpha": -32}, "expected alpha above 0, got -32"),
+            (baselines.cosface, {"margin": -0.35}, "expected margin of at least 0, got -0.35"),
+            (baselines.arcface, {"scale": 0}, "expected scale above 0, got 0"),
+            (baselines.subcenter_arcface, {"margin": -28.6}, "expected margin of at least 0, got -28.6"),
+            (baselines.l_softmax, {"plain_weight": -1}, "expected plain_weight of at least 0, got -1"),
             (CenterLoss, {"center_weight": -0.1}, "expected center_weight of at least 0, got -0.1"),
         ],
     )
-    def test_settings_out_of_range_are_refused(self, maker: Callable, settings: dict, message: str) -> None:
+    def test_out_of_range_are_refused(self, maker: Callable, settings: dict, message: str) -> None:
         with pytest.raises(ValueError, match=re.escape(message)):
             maker(3, 4, **settings)
-
-    @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-    @every_loss
-    def test_a_loss_for_no_classes_is_refused(self, name: str) -> None:
-        with pytest.raises(ValueError, match="expected num_classes as a whole number of at least 1, got 0"):
-            made(name, 0)
 
     def test_proxy_nca_without_any_negative_proxy_is_refused(self) -> None:
         with pytest.raises(ValueError, match="expected at least 2 classes"):
             baselines.proxy_nca(1, 4, exclude_positive=True)
-
-
-def test_labels_may_be_of_any_integer_type(batch) -> None:
-    loss = baselines.proxy_anchor(CLASSES, DIMENSION)
-    for kind in (torch.uint8, torch.int32):
-        assert loss(batch[0], batch[1].to(kind)) == loss(*batch)

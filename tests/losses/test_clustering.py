@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from collections import Counter
 
 import pytest
@@ -19,6 +18,7 @@ from proxygml.losses.clustering import (
     greedy_medoids,
     refined_medoids,
 )
+from tests.losses.test_every_loss import value_and_gradients
 
 GAMMAS = [0.0, 0.5, 3.0, 10.0, 1000.0]
 
@@ -37,12 +37,6 @@ def matrices(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def line(*points: float) -> Tensor:
     return torch.tensor(points, dtype=torch.float64)[:, None]
-
-
-def value_and_gradient(loss: ClusteringLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    embeddings = embeddings.detach().clone().requires_grad_()
-    value = loss(embeddings, labels)
-    return value.detach(), *torch.autograd.grad(value, [embeddings])
 
 
 class Slow:
@@ -139,7 +133,7 @@ class TestAgainstALoop:
     @pytest.mark.parametrize("seed", range(4))
     def test_value_and_gradient_equal_it(self, gamma: float, seed: int) -> None:
         embeddings, labels = random_batch(seed)
-        value, gradient = value_and_gradient(ClusteringLoss(5, 4, gamma=gamma), embeddings, labels)
+        value, gradient = value_and_gradients(ClusteringLoss(5, 4, gamma=gamma), embeddings, labels)
         leaf = embeddings.clone().requires_grad_()
         expected = Slow(leaf, labels, gamma).loss()
         assert expected > 0
@@ -236,35 +230,14 @@ class TestProperties:
     def test_classes_far_apart_cost_nothing_without_gamma(self) -> None:
         embeddings, labels = random_batch(0, images=20, classes=4)
         embeddings = 0.01 * embeddings + 5 * torch.eye(4, dtype=torch.float64)[labels]
-        value, gradient = value_and_gradient(ClusteringLoss(4, 4, gamma=0.0), embeddings, labels)
-        assert value.item() == pytest.approx(0, abs=1e-12)
-        assert gradient.abs().max() < 1e-12
-
-    @pytest.mark.parametrize("gamma", [0.5, 10.0])
-    def test_order_of_the_batch_and_names_of_classes_do_not_matter(self, gamma: float) -> None:
-        embeddings, labels = random_batch(3)
-        loss = ClusteringLoss(9, 4, gamma=gamma)
-        value, gradient = value_and_gradient(loss, embeddings, labels)
-        renamed = torch.tensor([8, 0, 3, 7, 1])[labels]
-        torch.testing.assert_close(value_and_gradient(loss, embeddings, renamed), (value, gradient))
-        order = torch.randperm(14, generator=torch.Generator().manual_seed(1))
-        shuffled = value_and_gradient(loss, embeddings[order], labels[order])
-        torch.testing.assert_close(shuffled, (value, gradient[order]))
-
-    @pytest.mark.parametrize("labels", [[0], [2, 2, 2, 2], [0, 1, 2, 3], [3, 1]])
-    @pytest.mark.parametrize("duplicates", [False, True])
-    def test_one_class_or_every_class_once_gives_nothing_to_learn(self, labels: list[int], duplicates: bool) -> None:
-        embeddings, _ = random_batch(0, images=len(labels))
-        if duplicates:
-            embeddings = embeddings[:1].expand(len(labels), -1)
-        value, gradient = value_and_gradient(ClusteringLoss(4, 4), embeddings, torch.tensor(labels))
+        value, gradient = value_and_gradients(ClusteringLoss(4, 4, gamma=0.0), embeddings, labels)
         assert value.item() == pytest.approx(0, abs=1e-12)
         assert gradient.abs().max() < 1e-12
 
     def test_images_at_one_place_have_finite_gradients(self) -> None:
         embeddings, labels = random_batch(1)
         embeddings[3:9] = embeddings[2]
-        value, gradient = value_and_gradient(ClusteringLoss(5, 4), embeddings, labels)
+        value, gradient = value_and_gradients(ClusteringLoss(5, 4), embeddings, labels)
         assert value > 0
         assert gradient.isfinite().all()
         assert gradient.norm(dim=1).max() < 14  # at most 1 from each of the images that a medoid serves
@@ -272,7 +245,7 @@ class TestProperties:
     def test_a_collapsed_batch_has_a_finite_value_and_no_gradient(self) -> None:
         loss = ClusteringLoss(2, 4, gamma=10.0)
         embeddings = torch.ones(6, 4)
-        value, gradient = value_and_gradient(loss, embeddings, torch.tensor([0, 1, 0, 1, 0, 1]))
+        value, gradient = value_and_gradients(loss, embeddings, torch.tensor([0, 1, 0, 1, 0, 1]))
         # Distances are all 0, so that nothing but Delta is left, at most 1.
         assert value.item() == pytest.approx(10 * loss.last_terms.disagreement.item(), abs=1e-5)
         assert 0 < value <= 10
@@ -308,71 +281,15 @@ class TestGamma:
         assert not terms.disagreement.requires_grad
 
 
-class TestUnderMixedPrecision:
-    @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-    def test_autocast_changes_nothing(self, low: torch.dtype) -> None:
-        embeddings, labels = random_batch(5)
-        loss = ClusteringLoss(5, 4)
-        plain = value_and_gradient(loss, embeddings.float(), labels)
-        with torch.autocast("cpu", dtype=low):
-            value = loss(leaf := embeddings.float().requires_grad_(), labels)
-        assert value.dtype == torch.float32
-        mixed = value.detach(), *torch.autograd.grad(value, [leaf])
-        torch.testing.assert_close(mixed, plain, rtol=0, atol=0)
-        torch.testing.assert_close(plain[0].double(), loss(embeddings, labels), rtol=1e-5, atol=1e-5)
-
-    def test_counts_that_bfloat16_cannot_hold_are_exact_under_autocast(self) -> None:
-        embeddings, labels = random_batch(0, images=600, classes=2)  # above 256 it holds even numbers only
-        loss = ClusteringLoss(2, 4, gamma=1e5)
-        plain = loss(embeddings.float(), labels)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert loss(embeddings.float(), labels) == plain
-
-    def test_low_precision_embeddings_are_computed_in_float32(self) -> None:
-        embeddings, labels = random_batch(5)
-        low = embeddings.bfloat16()
-        value = ClusteringLoss(5, 4)(low, labels)
-        assert value.dtype == torch.float32
-        torch.testing.assert_close(value, ClusteringLoss(5, 4)(low.float(), labels), rtol=0, atol=0)
+def test_counts_that_bfloat16_cannot_hold_are_exact_under_autocast() -> None:
+    embeddings, labels = random_batch(0, images=600, classes=2)  # above 256 it holds even numbers only
+    loss = ClusteringLoss(2, 4, gamma=1e5)
+    plain = loss(embeddings.float(), labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(embeddings.float(), labels) == plain
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("embeddings", "labels", "message"),
-        [
-            (torch.ones(2, 4), torch.tensor([0, 3]), "expected labels in 0..2, got 0..3"),
-            (torch.ones(2, 4), torch.tensor([-1, 2]), "expected labels in 0..2, got -1..2"),
-            (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 4), got (2, 5)"),
-            (torch.ones(0, 4), torch.tensor([], dtype=torch.int64), "expected at least one embedding"),
-            (torch.ones(2, 4), torch.tensor([0.0, 1.0]), "expected integer labels, got torch.float32"),
-            (torch.ones(2, 4), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
-            (torch.full((2, 4), math.nan), torch.tensor([0, 1]), "expected finite embeddings"),
-        ],
-    )
-    def test_is_refused_with_what_was_expected_and_what_came(self, embeddings, labels, message: str) -> None:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            ClusteringLoss(3, 4)(embeddings, labels)
-
-    @pytest.mark.parametrize("options", [{"gamma": -1.0}, {"gamma_decay": math.nan}, {"sweeps": -1}, {"sweeps": 1.5}])
-    def test_settings_out_of_range_are_refused(self, options: dict) -> None:
-        with pytest.raises(ValueError, match=rf"expected .*{next(iter(options))}.* of at least 0, got"):
-            ClusteringLoss(3, 4, **options)
-
-
-def test_a_toy_problem_is_learned() -> None:
-    torch.manual_seed(0)
-    embeddings = torch.nn.Parameter(torch.randn(18, 8))
-    labels = torch.arange(18) % 3
-    loss = ClusteringLoss(3, 8)
-    optimizer = torch.optim.Adam([embeddings], lr=0.05)
-    values = []
-    for _ in range(100):
-        optimizer.zero_grad()
-        value = loss(torch.nn.functional.normalize(embeddings), labels)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < 0.1 * values[0]
-    final = torch.nn.functional.normalize(embeddings.detach())
-    nearest = (final @ final.T).fill_diagonal_(-1).argmax(dim=1)
-    assert (labels[nearest] == labels).all()
+@pytest.mark.parametrize("options", [{"gamma": -1.0}, {"gamma_decay": math.nan}, {"sweeps": -1}, {"sweeps": 1.5}])
+def test_settings_out_of_range_are_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match=rf"expected .*{next(iter(options))}.* of at least 0, got"):
+        ClusteringLoss(3, 4, **options)

@@ -13,13 +13,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor
 
 from proxygml.losses.hdc import HDCLoss, keep_hardest
-
-
-def value_and_gradient(loss: HDCLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    embeddings = embeddings.detach().clone().requires_grad_()
-    value = loss(embeddings, labels)
-    value.backward()
-    return value.detach(), embeddings.grad
+from tests.losses.test_every_loss import value_and_gradients
 
 
 def random_batch(classes: int, per_class: int, dimension: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -91,7 +85,7 @@ def test_value_and_gradient_equal_the_loops(seed: int, ratios: tuple[float, ...]
     if min(ratios) == 1:  # with fewer pairs kept there would be ties
         embeddings[1] = embeddings[0]  # two of one class at distance 0, which is no pair
     loss = HDCLoss(3, 9, ratios=ratios, cascade=cascade)
-    value, gradient = value_and_gradient(loss, embeddings, labels)
+    value, gradient = value_and_gradients(loss, embeddings, labels)
     expected, displayed, expected_gradient, kept = by_loops(embeddings, labels, ratios, cascade)
     assert expected > 0.1
     assert value.item() == pytest.approx(expected, rel=1e-12)
@@ -169,7 +163,7 @@ class TestKeptPairs:
 def test_a_share_of_less_than_one_pair_costs_nothing() -> None:
     embeddings, labels = random_batch(3, 4, 9, seed=0)
     loss = HDCLoss(3, 9, ratios=(1e-6, 1e-6, 1e-6))
-    value, gradient = value_and_gradient(loss, embeddings, labels)
+    value, gradient = value_and_gradients(loss, embeddings, labels)
     assert value.item() == 0
     assert gradient.abs().max() == 0
     assert [term.item() for term in loss.last_terms] == [0, 0]
@@ -182,20 +176,6 @@ def test_gradcheck_passes() -> None:
 
 
 @pytest.mark.parametrize("cascade", [False, True])
-def test_order_of_the_batch_and_names_of_the_classes_do_not_matter(cascade: bool) -> None:
-    embeddings, labels = random_batch(4, 3, 9, seed=3)
-    loss = HDCLoss(4, 9, cascade=cascade)
-    value, gradient = value_and_gradient(loss, embeddings, labels)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    shuffled, shuffled_gradient = value_and_gradient(loss, embeddings[order], labels[order])
-    torch.testing.assert_close(shuffled, value)
-    torch.testing.assert_close(shuffled_gradient, gradient[order])
-    renamed, renamed_gradient = value_and_gradient(loss, embeddings, torch.tensor([2, 0, 3, 1])[labels])
-    assert torch.equal(renamed, value)
-    assert torch.equal(renamed_gradient, gradient)
-
-
-@pytest.mark.parametrize("cascade", [False, True])
 @pytest.mark.parametrize(
     ("angles", "labels"),
     [([10.0], [0]), ([0.0, 0.0, 0.0], [1, 1, 1]), ([0.0, 120.0, 240.0], [0, 1, 2]), ([0.0, 0.0, 180.0], [0, 0, 1])],
@@ -204,7 +184,7 @@ def test_order_of_the_batch_and_names_of_the_classes_do_not_matter(cascade: bool
 def test_batches_without_a_pair_that_costs_cost_nothing(angles: list[float], labels: list[int], cascade: bool) -> None:
     radians = torch.tensor(angles, dtype=torch.float64).deg2rad()
     embeddings = torch.stack([radians.cos(), radians.sin()], dim=1).repeat(1, 3)
-    value, gradient = value_and_gradient(HDCLoss(3, 6, cascade=cascade), embeddings, torch.tensor(labels))
+    value, gradient = value_and_gradients(HDCLoss(3, 6, cascade=cascade), embeddings, torch.tensor(labels))
     assert value.item() == 0
     assert gradient.abs().max() == 0
 
@@ -212,7 +192,7 @@ def test_batches_without_a_pair_that_costs_cost_nothing(angles: list[float], lab
 @pytest.mark.parametrize("labels", [[1, 1, 1, 1], [0, 1, 2, 3]], ids=["one class", "every class once"])
 def test_batches_with_one_kind_of_pairs_have_finite_gradients(labels: list[int]) -> None:
     embeddings = F.normalize(torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
-    value, gradient = value_and_gradient(HDCLoss(4, 6), embeddings, torch.tensor(labels))
+    value, gradient = value_and_gradients(HDCLoss(4, 6), embeddings, torch.tensor(labels))
     assert value > 0
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 0
@@ -220,57 +200,11 @@ def test_batches_with_one_kind_of_pairs_have_finite_gradients(labels: list[int])
 
 @pytest.mark.parametrize("vector", [1.0, 0.0])
 def test_images_of_two_classes_at_one_place_have_finite_gradients(vector: float) -> None:
-    value, gradient = value_and_gradient(HDCLoss(2, 6), torch.full((4, 6), vector), torch.tensor([0, 0, 1, 1]))
+    value, gradient = value_and_gradients(HDCLoss(2, 6), torch.full((4, 6), vector), torch.tensor([0, 0, 1, 1]))
     assert value.item() == pytest.approx(
         2.5 + 2.5
     )  # 5 n / (2 n) in each head that keeps some of its 4: not in the third
     assert gradient.isfinite().all()
-
-
-def test_autocast_changes_nothing() -> None:
-    embeddings, labels = random_batch(4, 4, 24, seed=1)
-    embeddings, loss = embeddings.float(), HDCLoss(4, 24)
-    plain = loss(embeddings, labels)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = loss(embeddings, labels)
-    low = loss(embeddings.bfloat16(), labels)
-    assert mixed == plain
-    assert mixed.dtype == low.dtype == torch.float32
-    torch.testing.assert_close(low, plain, rtol=0.02, atol=0)
-
-
-@pytest.mark.parametrize("cascade", [False, True])
-def test_a_toy_problem_is_learned(cascade: bool) -> None:
-    torch.manual_seed(0)
-    embeddings, labels = torch.nn.Parameter(torch.randn(30, 12)), torch.arange(30) % 3
-    loss = HDCLoss(3, 12, cascade=cascade)
-    optimizer = torch.optim.Adam([embeddings], lr=0.05)
-    values = []
-    for _ in range(100):
-        optimizer.zero_grad()
-        value = loss(embeddings, labels)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < 0.5 * values[0]
-    for head in embeddings.detach().unflatten(1, (3, 4)).transpose(0, 1):
-        samples = F.normalize(head)
-        nearest = (samples @ samples.T).fill_diagonal_(-1).argmax(dim=1)
-        assert (labels[nearest] == labels).float().mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "message"),
-    [
-        (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 6), got (2, 5)"),
-        (torch.ones(6), torch.tensor([0]), "expected embeddings of shape (batch, 6), got (6,)"),
-        (torch.ones(2, 6), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
-        (torch.ones(2, 6), torch.tensor([0, 3]), "expected labels in 0..2, got 0..3"),
-    ],
-)
-def test_bad_input_is_refused(embeddings: Tensor, labels: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        HDCLoss(3, 6)(embeddings, labels)
 
 
 @pytest.mark.parametrize(

@@ -399,28 +399,6 @@ class TestTheHook:
         assert all(not torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True))
 
 
-class TestSymmetries:
-    def test_the_order_of_classes_in_the_batch_does_not_matter(self) -> None:
-        network, loss = watched()
-        inputs = inputs_for(LABELS)
-        order = torch.tensor([8, 4, 1, 0, 7, 5, 3, 2, 6])  # the images of a class stay in turn
-        (twin, twin_loss) = watched()
-        value, shuffled = loss(network(inputs), LABELS), twin_loss(twin(inputs[order]), LABELS[order])
-        torch.testing.assert_close(value, shuffled, rtol=1e-12, atol=0)
-        torch.testing.assert_close(tuple(loss.last_terms), tuple(twin_loss.last_terms), rtol=1e-12, atol=0)
-
-    def test_the_names_of_the_classes_do_not_matter(self) -> None:
-        (network, loss), (twin, twin_loss) = watched(), watched()
-        renamed = torch.tensor([4, 2, 5, 0, 1, 3])  # new name of each class
-        with torch.no_grad():
-            for parameter in twin_loss.classifier.parameters():
-                parameter.copy_(parameter[renamed.argsort()])
-        inputs = inputs_for(LABELS)
-        loss(network(inputs), LABELS)
-        twin_loss(twin(inputs), renamed[LABELS])
-        torch.testing.assert_close(tuple(loss.last_terms), tuple(twin_loss.last_terms), rtol=1e-12, atol=0)
-
-
 class TestDegenerateBatches:
     @pytest.mark.parametrize("labels", [[2, 2], [1, 1, 1], [0, 1, 2, 3], [0, 3, 3, 5]])
     def test_without_two_pairs_only_the_classifier_learns(self, labels: list[int]) -> None:
@@ -489,21 +467,6 @@ class TestNumberFormats:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("embeddings", "labels", "message"),
-        [
-            (torch.ones(9, 5), LABELS, "expected embeddings of shape (batch, 4), got (9, 5)"),
-            (torch.ones(9, 4), LABELS[:8], "expected labels of shape (9,), got (8,)"),
-            (torch.ones(9, 4), LABELS + 1, "expected labels in 0..5, got 1..6: number the classes from 0"),
-            (torch.ones(9, 4), LABELS.double(), "expected integer labels, got torch.float64"),
-        ],
-    )
-    def test_is_refused_with_what_was_expected_and_what_came(self, embeddings, labels, message: str) -> None:
-        network, loss = watched()
-        network(inputs_for(LABELS))
-        with pytest.raises(ValueError, match=re.escape(message)):
-            loss(embeddings, labels)
-
     def test_a_network_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(ValueError, match=re.escape("call loss.watch(network) before the first batch")):
             HDMLLoss(CLASSES, DIMENSION)(torch.ones(9, 4), LABELS)
@@ -519,13 +482,13 @@ class TestBadInput:
         ("options", "message"),
         [
             ({"window": 0}, "expected window as a whole number of at least 1, got 0"),
-            ({"alpha": -1.0}, "expected alpha, .* of at least 0 .* got -1.0,"),
-            ({"softmax_factor": math.nan}, "expected alpha, beta, softmax_factor .* got 90.0, 10000.0, nan"),
-            ({"reconstruction_share": 1.5}, r"reconstruction_share in 0\.\.1, got .*, 1\.5"),
+            ({"alpha": -1.0}, "expected alpha of at least 0, got -1.0"),
+            ({"softmax_factor": math.nan}, "expected softmax_factor of at least 0, got nan"),
+            ({"reconstruction_share": 1.5}, "expected reconstruction_share in 0..1, got 1.5"),
         ],
     )
     def test_settings_out_of_range_are_refused(self, options: dict, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=re.escape(message)):
             HDMLLoss(CLASSES, DIMENSION, **options)
 
 

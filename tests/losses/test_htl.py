@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from proxygml.losses import htl
 from proxygml.losses.htl import HTLLoss, class_statistics, join_classes, linkage_order, merge_levels
+from tests.losses.test_every_loss import value_and_gradients
 
 
 def clustered(classes: int, dimension: int, per_class: int, seed: int, noise: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -31,13 +31,6 @@ def loss_with_tree(embeddings: Tensor, labels: Tensor, **options: object) -> HTL
     loss = HTLLoss(int(labels.max()) + 1, embeddings.shape[1], **options)
     loss.begin_epoch(1, lambda: (embeddings, labels))
     return loss
-
-
-def value_and_gradient(loss: HTLLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    embeddings = embeddings.detach().clone().requires_grad_()
-    value = loss(embeddings, labels)
-    value.backward()
-    return value.detach(), embeddings.grad
 
 
 def statistics_by_loops(embeddings: Tensor, labels: Tensor) -> tuple[list[list[float]], list[float], float]:
@@ -233,7 +226,7 @@ def test_value_and_gradient_equal_the_loops(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(11, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(5, (11,), generator=generator)
-    value, gradient = value_and_gradient(loss, embeddings, labels)
+    value, gradient = value_and_gradients(loss, embeddings, labels)
 
     embeddings.requires_grad_()
     expected = loss_by_loops(embeddings, labels, training, steps=9, beta=0.25)
@@ -250,7 +243,7 @@ def test_one_margin_everywhere_is_half_the_mean_of_all_triplets(margin: float) -
     ours = HTLLoss(3, 4, first_margin=margin)
     other = pml.TripletMarginLoss(margin, distance=LpDistance(power=2), reducer=MeanReducer())
     expected = 0.5 * other(embeddings, labels)
-    value, gradient = value_and_gradient(ours, embeddings, labels)
+    value, gradient = value_and_gradients(ours, embeddings, labels)
     assert expected.item() > 0.01
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, embeddings)[0], rtol=1e-12, atol=1e-12)
@@ -271,11 +264,11 @@ def test_three_classes_of_three_images_are_108_triplets(monkeypatch: pytest.Monk
 def test_triplets_in_portions_are_the_triplets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings, labels = clustered(4, 5, 5, seed=1)
     loss = loss_with_tree(embeddings, labels)
-    value, gradient = value_and_gradient(loss, embeddings, labels)
+    value, gradient = value_and_gradients(loss, embeddings, labels)
     terms = loss.last_terms
     for size in (1, 100, 300):
         monkeypatch.setattr(htl, "AT_ONCE", size)
-        again, gradient_again = value_and_gradient(loss, embeddings, labels)
+        again, gradient_again = value_and_gradients(loss, embeddings, labels)
         torch.testing.assert_close(again, value)
         torch.testing.assert_close(gradient_again, gradient)
         assert loss.last_terms == terms
@@ -314,98 +307,20 @@ class TestBeginEpoch:
             HTLLoss(5, 4).begin_epoch(1, lambda: (embeddings, labels))
 
 
-def test_order_of_the_batch_and_names_of_the_classes_do_not_matter() -> None:
-    training = clustered(6, 4, 4, seed=3)
-    embeddings, labels = clustered(6, 4, 2, seed=7, noise=1.0)
-    value, gradient = value_and_gradient(loss_with_tree(*training), embeddings, labels)
-    assert value > 0.01
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    shuffled, shuffled_gradient = value_and_gradient(loss_with_tree(*training), embeddings[order], labels[order])
-    torch.testing.assert_close(shuffled, value)
-    torch.testing.assert_close(shuffled_gradient, gradient[order])
-    names = torch.tensor([3, 5, 0, 1, 4, 2])
-    renamed, renamed_gradient = value_and_gradient(
-        loss_with_tree(training[0], names[training[1]]), embeddings, names[labels]
-    )
-    torch.testing.assert_close(renamed, value)
-    torch.testing.assert_close(renamed_gradient, gradient)
-
-
-@pytest.mark.parametrize("with_tree", [False, True])
 @pytest.mark.parametrize("labels", [[0], [1, 1, 1], [0, 1, 2]], ids=["one image", "one class", "every class once"])
-def test_batches_without_triplets_cost_nothing(labels: list[int], with_tree: bool) -> None:
-    loss = loss_with_tree(*clustered(3, 4, 3, seed=0)) if with_tree else HTLLoss(3, 4)
-    value, gradient = value_and_gradient(loss, torch.randn(len(labels), 4), torch.tensor(labels))
+def test_batches_without_triplets_cost_nothing_before_there_is_a_tree(labels: list[int]) -> None:
+    loss = HTLLoss(3, 4)
+    value, gradient = value_and_gradients(loss, torch.randn(len(labels), 4), torch.tensor(labels))
     assert value.item() == 0
     assert gradient.abs().max() == 0
     assert all(term.isfinite() for term in loss.last_terms)
 
 
-@pytest.mark.parametrize("vector", [1.0, 0.0])
-def test_images_at_one_place_have_finite_gradients(vector: float) -> None:
-    loss = loss_with_tree(*clustered(3, 4, 3, seed=0))
-    value, gradient = value_and_gradient(loss, torch.full((6, 4), vector), torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert value > 0
-    assert gradient.isfinite().all()
-
-
 def test_separated_classes_cost_nothing() -> None:
     embeddings = torch.eye(3, dtype=torch.float64).repeat_interleave(2, dim=0)
-    value, gradient = value_and_gradient(HTLLoss(3, 3), embeddings, torch.tensor([0, 0, 1, 1, 2, 2]))
+    value, gradient = value_and_gradients(HTLLoss(3, 3), embeddings, torch.tensor([0, 0, 1, 1, 2, 2]))
     assert value.item() == 0
     assert gradient.abs().max() == 0
-
-
-def test_autocast_changes_nothing() -> None:
-    embeddings, labels = (x.float() if x.is_floating_point() else x for x in clustered(4, 8, 4, seed=1))
-    loss = loss_with_tree(embeddings, labels)
-    plain = loss(embeddings, labels)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = loss(embeddings, labels)
-        tree_too = loss_with_tree(embeddings, labels)(embeddings, labels)
-    low = loss(embeddings.bfloat16(), labels)
-    assert plain > 0.01
-    assert mixed == tree_too == plain
-    assert mixed.dtype == low.dtype == torch.float32
-    torch.testing.assert_close(low, plain, rtol=0.02, atol=0)
-
-
-def test_a_toy_problem_is_learned() -> None:
-    torch.manual_seed(0)
-    embeddings, labels = torch.nn.Parameter(torch.randn(30, 8)), torch.arange(30) % 3
-    loss = HTLLoss(3, 8)
-    optimizer = torch.optim.Adam([embeddings], lr=0.05)
-    first_epoch, later = [], []
-    for step in range(100):
-        if step % 20 == 0:
-            loss.begin_epoch(step // 20, lambda: (embeddings.detach(), labels))
-        optimizer.zero_grad()
-        value = loss(embeddings, labels)
-        value.backward()
-        optimizer.step()
-        (first_epoch if step < 20 else later).append(value.item())
-    assert first_epoch[-1] < 0.5 * first_epoch[0]
-    assert later[-1] < 0.5 * later[0]  # margins of the tree are larger and begin anew
-    samples = F.normalize(embeddings.detach())
-    nearest = (samples @ samples.T).fill_diagonal_(-1).argmax(dim=1)
-    assert (labels[nearest] == labels).all()
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "message"),
-    [
-        (torch.ones(2, 5), torch.tensor([0, 1]), "expected embeddings of shape (batch, 4), got (2, 5)"),
-        (torch.ones(0, 4), torch.tensor([]), "expected at least one embedding, got an empty batch"),
-        (torch.ones(2, 4), torch.tensor([0, 1, 2]), "expected labels of shape (2,), got (3,)"),
-        (torch.ones(2, 4), torch.tensor([0, 3]), "expected labels in 0..2, got 0..3"),
-        (torch.ones(2, 4), torch.tensor([-1, 2]), "expected labels in 0..2, got -1..2"),
-    ],
-)
-def test_bad_input_is_refused(embeddings: Tensor, labels: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        HTLLoss(3, 4)(embeddings, labels)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        HTLLoss(3, 4).begin_epoch(1, lambda: (embeddings, labels))
 
 
 @pytest.mark.parametrize("levels", [0, -1, 2.5])
