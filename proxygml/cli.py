@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 import tyro
 
 from proxygml import methods
-from proxygml.display import drawn_progress, messages, output, program, show_losses, show_run, show_scores
+from proxygml.display import drawn_progress, messages, output, program, show_losses, show_run, show_scores, show_table
+from proxygml.files import written_whole
 from proxygml.recipes import GLYPHS, PRESETS, Recipe
 from proxygml.version import __version__
 
@@ -203,6 +204,69 @@ def losses(json: bool = False) -> None:
         show_losses(METHODS)
 
 
+def paper(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    dataset: str = "glyphs",
+    data: Path | None = None,
+    seeds: int = 3,
+    jobs: int | None = None,
+    quick: bool = False,
+    render: bool = False,
+    report: bool = False,
+) -> None:
+    """Make a table or figure of the paper; without a name, list them.
+
+    `proxygml paper modules` trains what results/modules/glyphs.json lacks, three seeds of each row, keeps every
+    finished run at once, and draws table and figure beside it. After Ctrl-C the same command goes on. Datasets: glyphs
+    (nothing to download) and omniglot are small enough for a CPU; cub, cars and sop are the paper's runs, for a GPU.
+
+    Args:
+        name: Which table or figure.
+        dataset: What to run it on.
+        data: Folder of that dataset.
+        seeds: Runs of each row, with the seeds 0, 1, ...
+        jobs: Runs at a time [default: one for each core, or one on a GPU].
+        quick: Two epochs on a dozen classes, one seed, into runs/quick: does everything work?
+        render: Draw from results/ alone.
+        report: Write docs/results.md from results/.
+    """
+    from proxygml import experiments
+    from proxygml.experiments import rendering, running
+
+    if report:
+        Path("docs").mkdir(exist_ok=True)
+        with written_whole(Path("docs/results.md")) as draft:
+            draft.write_text(rendering.report(Path("results")))
+        output.print("docs/results.md", highlight=False)
+        return
+    if name is None:
+        for known in experiments.EXPERIMENTS:
+            module = experiments.find(known)
+            title = f"{module.IN_THE_PAPER}: {module.__doc__.splitlines()[0]}"
+            output.print(f"{known:14s}{title}", highlight=False, markup=False)
+        return
+    results = Path("runs/quick") if quick else Path("results")
+    experiments.find(name)
+    if not render:
+        if seeds < 1:
+            raise ValueError(f"expected at least one seed, got {seeds}")
+        with drawn_progress() as progress:
+            running.run_experiment(
+                name,
+                dataset,
+                None if data is None else str(data),
+                seeds=range(1 if quick else seeds),
+                quick=quick,
+                results=results,
+                jobs=jobs,
+                progress=progress,
+            )
+    table = rendering.render(name, dataset, results)
+    show_table(table)
+    for ending in ("png", "svg", "md", "csv", "tex"):
+        output.print(f"  {results / name / dataset}.{ending}", highlight=False, markup=False)
+
+
 def _presets(arguments: list[str]) -> type:
     """The presets as a type of which each is a subcommand; --like changes them before other settings do."""
     words = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
@@ -233,7 +297,14 @@ def main(arguments: list[str] | None = None) -> None:
             warnings.showwarning = _show_warning
             train.__annotations__["recipe"] = Annotated[_presets(arguments), tyro.conf.arg(name="")]
             tyro.extras.subcommand_cli_from_dict(
-                {"train": train, "embed": embed, "evaluate": evaluate, "datasets": datasets, "losses": losses},
+                {
+                    "train": train,
+                    "embed": embed,
+                    "evaluate": evaluate,
+                    "datasets": datasets,
+                    "losses": losses,
+                    "paper": paper,
+                },
                 prog="proxygml",
                 description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
                 args=arguments,

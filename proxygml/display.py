@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from proxygml.experiments import tables as experiments
 from proxygml.losses import Method
 from proxygml.recipes import Recipe
 
@@ -95,6 +96,16 @@ def show_losses(methods: Mapping[str, Method]) -> None:
     for name, method in methods.items():
         if method.doubt:
             output.print(f"* {name}: {method.doubt}", highlight=False, markup=False)
+
+
+def show_table(rows: experiments.Table) -> None:
+    """A table of an experiment."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, column in enumerate(rows.columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
+    for row in rows.rows:
+        table.add_row(*row)
+    output.print(table)
 
 
 @contextmanager

@@ -33,7 +33,8 @@ MAY_IMPORT = {
         *("evaluation", "embeddings", "pictures", "runs", "ingredients", "judging"),
     },
     "methods": set(),
-    "display": {"losses", "recipes"},
+    "experiments": {"recipes", "datasets", "losses", "methods", "runs", "ingredients", "training"},
+    "display": {"losses", "recipes", "experiments"},
     "cli": None,  # anything
     "__main__": {"cli"},
     "__init__": {"losses"},

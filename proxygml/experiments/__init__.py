@@ -1,0 +1,30 @@
+"""Every table and figure of the paper, by name: `proxygml paper NAME`.
+
+An experiment is a module. Its docstring says what it shows and IN_THE_PAPER where; `arms(base)` gives the recipe of
+each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found)` what the paper
+says of it and whether that holds here. One that measures something else than scores has `measure(recipe, folder)`, and
+its runs are made one at a time.
+"""
+
+import importlib
+from types import ModuleType
+
+EXPERIMENTS = {
+    "modules": "modules",
+    "comparison": "comparison",
+    "convergence": "convergence",
+    "proxies": "proxies",
+    "ratio": "ratio",
+    "grid": "grid",
+    "lambda": "proxy_weight",
+    "cost": "cost",
+    "proxy-anchor": "proxy_anchor",
+    "illustration": "illustration",
+}
+
+
+def find(name: str) -> ModuleType:
+    """The module of an experiment; an unknown name is an error that lists the known ones."""
+    if name not in EXPERIMENTS:
+        raise ValueError(f"expected an experiment among {', '.join(EXPERIMENTS)}, got {name!r}")
+    return importlib.import_module(f"proxygml.experiments.{EXPERIMENTS[name]}")

@@ -1,0 +1,61 @@
+"""How fast several methods learn: Recall@1 on the test classes over epochs and over training time."""
+
+import statistics
+
+from matplotlib.figure import Figure
+
+from proxygml.experiments.comparison import fair
+from proxygml.experiments.found import Found
+from proxygml.experiments.tables import Table
+from proxygml.recipes import Recipe
+
+IN_THE_PAPER = "Figure 1"
+METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
+NEARLY = 0.95  # of the highest Recall@1 that a run reaches
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return {name: fair(base, name) for name in METHODS}
+
+
+def time_to_converge(run: dict) -> dict:
+    """The point of the curve where Recall@1 first is nearly as high as it gets."""
+    highest = max(point["recall@1"] for point in run["curve"])
+    return next(point for point in run["curve"] if point["recall@1"] >= NEARLY * highest)
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = []
+    for name, runs in found.arms.items():
+        points = [time_to_converge(run) for run in runs]
+        epoch, seconds = (statistics.mean(point[key] for point in points) for key in ("epoch", "seconds"))
+        rows.append((name, str(found.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
+    return Table(("method", "best R@1", f"epochs to {NEARLY:.0%} of it", "seconds to there"), tuple(rows))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    for axis, key, label in zip(
+        figure.subplots(1, 2, sharey=True), ("epoch", "seconds"), ("epoch", "seconds of training"), strict=True
+    ):
+        for name, runs in found.arms.items():
+            points = list(zip(*(run["curve"] for run in runs), strict=False))  # the same epoch of all seeds
+            across = [statistics.mean(point[key] for point in same) for same in points]
+            heights = [100 * statistics.mean(point["recall@1"] for point in same) for same in points]
+            axis.plot(across, heights, marker=".", linewidth=3 if name == "proxygml" else 1.2, label=name)
+        axis.set(xlabel=label)
+    figure.axes[0].set(ylabel="Recall@1 on test classes, %")
+    figure.axes[1].legend()
+
+
+def claims(found: Found) -> dict[str, str]:
+    def mean_seconds(name: str) -> float:
+        return statistics.mean(time_to_converge(run)["seconds"] for run in found.arms[name])
+
+    ours = mean_seconds("proxygml")
+    return {
+        f"ProxyGML converges faster and higher than {name}": (
+            f"{mean_seconds(name) / ours:.2f} times its time; Recall@1 higher: {found.verdict('proxygml', name)}"
+        )
+        for name in found.arms
+        if name != "proxygml"
+    }

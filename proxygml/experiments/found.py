@@ -1,0 +1,111 @@
+"""What an experiment has found on a dataset: the runs in results/NAME/DATASET.json, and what they say together."""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from scipy import stats
+
+from proxygml.files import written_whole
+from proxygml.recipes import Recipe
+
+NO_INFLUENCE = ("data", "device", "workers", "cache", "cache_gigabytes")  # on the scores of a run
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """The same for recipes that give the same scores."""
+    settings = {name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Range(NamedTuple):
+    """A mean over seeds, in percent, and half the width of its 95 % interval; that is NaN for a single seed."""
+
+    mean: float
+    half_width: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Runs by arm, in the order of the experiment."""
+
+    arms: Mapping[str, list[dict]]
+
+    @classmethod
+    def of(cls, runs: Iterable[dict], names: Iterable[str]) -> "Found":
+        """The runs of these arms, arms without any left out."""
+        runs = list(runs)
+        by_name = {name: sorted((run for run in runs if run["arm"] == name), key=_seed) for name in names}
+        return cls({name: same for name, same in by_name.items() if same})
+
+    def values(self, arm: str, metric: str) -> dict[int, float]:
+        """Percentages by seed."""
+        return {run["seed"]: 100 * run["scores"][metric] for run in self.arms[arm]}
+
+    def range(self, arm: str, metric: str) -> Range:
+        """Mean and interval over the seeds of an arm."""
+        return _range(list(self.values(arm, metric).values()))
+
+    def difference(self, arm: str, other: str, metric: str) -> Range:
+        """By how much an arm is above another, paired by seed."""
+        ours, theirs = self.values(arm, metric), self.values(other, metric)
+        return _range([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+
+    def best(self, metric: str) -> str:
+        """The arm with the highest mean."""
+        return max(self.arms, key=lambda arm: self.range(arm, metric).mean)
+
+    def verdict(self, arm: str, other: str, metric: str = "recall@1") -> str:
+        """Whether an arm is above another, in words, with the difference that says so."""
+        difference = self.difference(arm, other, metric)
+        if math.isnan(difference.half_width):
+            return f"one seed cannot tell ({difference.mean:+.1f})"
+        if abs(difference.mean) <= difference.half_width:
+            what = "not told apart"
+        else:
+            what = "holds" if difference.mean > 0 else "**does not hold**"
+        return f"{what} ({difference.mean:+.1f} ± {difference.half_width:.1f})"
+
+
+def _range(values: list[float]) -> Range:
+    if len(values) < 2:
+        return Range(values[0] if values else math.nan, math.nan)
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return Range(statistics.mean(values), float(stats.t.ppf(0.975, len(values) - 1)) * spread)
+
+
+def _seed(run: dict) -> int:
+    return run["seed"]
+
+
+def results_file(folder: Path, experiment: str, dataset: str) -> Path:
+    return folder / experiment / f"{dataset}.json"
+
+
+def load_runs(path: Path) -> list[dict]:
+    """The runs that `save_runs` wrote; none where there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore it, or move it away to run it all again") from error
+
+
+def save_runs(path: Path, runs: list[dict]) -> None:
+    with written_whole(path) as draft:
+        draft.write_text(json.dumps(runs, indent=1) + "\n")
+
+
+def known_runs(folder: Path, dataset: str) -> dict[str, dict]:
+    """Finished runs of all experiments on a dataset, by the fingerprint of their recipe."""
+    paths = sorted(folder.glob(f"*/{dataset}.json"))
+    return {run["fingerprint"]: run for path in paths for run in load_runs(path) if "fingerprint" in run}

@@ -1,0 +1,48 @@
+"""Numbers of proxies and ratios of links, in all combinations."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from proxygml.experiments.found import Found
+from proxygml.experiments.proxies import combinations, named
+from proxygml.experiments.tables import Table
+from proxygml.recipes import Recipe
+
+IN_THE_PAPER = "supplement, Figure 1"
+NUMBERS = (1, 4, 8, 12, 16)
+RATIOS = (0.01, 0.05, 0.1, 0.5, 1.0)
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return combinations(base, NUMBERS, RATIOS)
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = [
+        (f"r {ratio:g}", *(str(found.range(named(number, ratio), "recall@1")) for number in NUMBERS))
+        for ratio in RATIOS
+    ]
+    return Table(("R@1", *(f"N {number}" for number in NUMBERS)), tuple(rows))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    means = np.array([[found.range(named(number, ratio), "recall@1").mean for number in NUMBERS] for ratio in RATIOS])
+    axis = figure.subplots()
+    axis.imshow(means, cmap="viridis", aspect="auto")
+    axis.set(xlabel="proxies of a class, N", ylabel="ratio linked, r", title="Recall@1, %")
+    axis.set_xticks(range(len(NUMBERS)), NUMBERS)
+    axis.set_yticks(range(len(RATIOS)), RATIOS)
+    for (row, column), value in np.ndenumerate(means):
+        dark = value < (means.min() + means.max()) / 2
+        axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
+
+
+def claims(found: Found) -> dict[str, str]:
+    full, best = named(12, 0.05), found.best("recall@1")
+    return {
+        "N = 12 with r = 0.05 is best": (
+            "it had the highest mean" if best == full else f"{best} was: {found.verdict(full, best)}"
+        ),
+        "r = 0.01, which links no negatives, is worse than r = 0.05 at N = 12": found.verdict(full, named(12, 0.01)),
+        "N = 1 with all linked is worse than N = 12 with r = 0.05": found.verdict(full, named(1, 1.0)),
+    }

@@ -1,0 +1,55 @@
+"""How many proxies a class needs, with few, half and all of them linked."""
+
+from matplotlib.figure import Figure
+
+from proxygml.experiments.drawing import draw_series, number_rows
+from proxygml.experiments.found import Found
+from proxygml.experiments.tables import Table
+from proxygml.recipes import Recipe
+
+IN_THE_PAPER = "Figure 4"
+NUMBERS = (1, 4, 8, 12, 16, 20)
+RATIOS = (0.05, 0.5, 1.0)
+
+
+def named(number: int, ratio: float) -> str:
+    """The arm with `number` proxies for each class and this ratio of them linked."""
+    return f"N {number}, r {ratio:g}"
+
+
+def combinations(base: Recipe, numbers: tuple[int, ...], ratios: tuple[float, ...]) -> dict[str, Recipe]:
+    """An arm for every number of proxies and every ratio."""
+    return {
+        named(number, ratio): base.changed({"proxies_per_class": number, "ratio": ratio})
+        for ratio in ratios
+        for number in numbers
+    }
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return combinations(base, NUMBERS, RATIOS)
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = number_rows(found, list(found.arms), ("recall@1", "nmi"))
+    return Table(("proxies of a class, ratio linked", "R@1", "NMI"), rows)
+
+
+def draw(found: Found, figure: Figure) -> None:
+    series = [(f"r = {ratio:g}", {number: named(number, ratio) for number in NUMBERS}) for ratio in RATIOS]
+    draw_series(figure.subplots(), found, series, xlabel="proxies of a class, N")
+
+
+def claims(found: Found) -> dict[str, str]:
+    compared = {}
+    for ratio in RATIOS:
+        best = max(NUMBERS, key=lambda number: found.range(named(number, ratio), "recall@1").mean)
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdict(
+            named(12, ratio), named(1, ratio)
+        )
+        compared[f"at r = {ratio:g}, N = 12 is best"] = (
+            "it had the highest mean"
+            if best == 12
+            else f"N = {best} was: " + found.verdict(named(12, ratio), named(best, ratio))
+        )
+    return compared

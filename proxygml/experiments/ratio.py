@@ -1,0 +1,35 @@
+"""How many of the proxies each sample should be linked to, at N = 12."""
+
+from matplotlib.figure import Figure
+
+from proxygml.experiments.drawing import draw_series, number_rows
+from proxygml.experiments.found import Found
+from proxygml.experiments.proxies import combinations, named
+from proxygml.experiments.tables import Table
+from proxygml.recipes import Recipe
+
+IN_THE_PAPER = "Figure 5"
+RATIOS = (0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
+CLAIMED = 0.05
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return combinations(base, (12,), RATIOS)
+
+
+def table(found: Found, dataset: str) -> Table:
+    return Table(("ratio linked", "R@1", "NMI"), number_rows(found, list(found.arms), ("recall@1", "nmi")))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    axis = figure.subplots()
+    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], xlabel="ratio linked, r")
+    axis.set_xscale("log")
+
+
+def claims(found: Found) -> dict[str, str]:
+    others = [ratio for ratio in RATIOS if ratio != CLAIMED]
+    return {
+        f"r = {CLAIMED} is better than r = {ratio:g}": found.verdict(named(12, CLAIMED), named(12, ratio))
+        for ratio in others
+    }

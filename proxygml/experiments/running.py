@@ -1,0 +1,173 @@
+"""Runs what an experiment lacks, several at a time, and keeps every finished run at once.
+
+A run that was interrupted goes on after its last epoch; one that another experiment has made already is taken from it.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import torch
+
+from proxygml import training
+from proxygml.experiments import find
+from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
+from proxygml.experiments.settings import base_recipe
+from proxygml.recipes import Recipe
+from proxygml.runs import Run, provenance
+
+Progress = Callable[[str, int, int, str], None]  # what, done, total, note
+
+
+def run_experiment(
+    experiment: str,
+    dataset: str,
+    data: str | None,
+    *,
+    seeds: Iterable[int],
+    quick: bool,
+    results: Path,
+    jobs: int | None,
+    progress: Progress,
+) -> None:
+    """Make what results/ lacks of an experiment, as the paper did: test classes are scored after every epoch."""
+    module = find(experiment)
+    base = base_recipe(dataset, data, quick)
+    tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tuple(range(1, base.epochs + 1))
+    base = base.changed({"held_out": 0.0, "tested_epochs": tested, "test": False, "baselines": False})
+    measure = getattr(module, "measure", None)
+    run_missing(
+        experiment,
+        dataset,
+        module.arms(base),
+        seeds,
+        results=results,
+        work=Path("runs/paper"),
+        jobs=1 if measure else jobs,
+        measure=measure,
+        progress=progress,
+    )
+
+
+def run_missing(
+    experiment: str,
+    dataset: str,
+    arms: Mapping[str, Recipe],
+    seeds: Iterable[int],
+    *,
+    results: Path,
+    work: Path,
+    jobs: int | None = None,
+    measure: Callable[[Recipe, Path], dict] | None = None,
+    progress: Progress,
+) -> None:
+    """Make results/EXPERIMENT/DATASET.json hold a run for every arm and seed; unfinished ones live in `work`.
+
+    A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score.
+    """
+    path = results_file(results, experiment, dataset)
+    runs = load_runs(path)
+    known = {} if measure else known_runs(results, dataset)
+    missing: dict[str, list[tuple[str, int]]] = {}
+    recipes: dict[str, Recipe] = {}
+    for seed in seeds:
+        for arm, plain in arms.items():
+            recipe = plain.changed({"seed": seed})
+            mark = fingerprint(recipe)
+            if any(run["arm"] == arm and run["fingerprint"] == mark for run in runs):
+                continue
+            if mark in known:
+                runs.append(known[mark] | {"arm": arm})
+            else:
+                recipes[mark] = recipe
+                missing.setdefault(mark, []).append((arm, seed))
+    runs = [run for run in runs if run["arm"] not in arms or _belongs(run, arms)]
+    if runs:
+        save_runs(path, runs)
+    total = sum(recipe.epochs for recipe in recipes.values())
+    told = lambda done, note: progress(experiment, done, total, note)  # noqa: E731
+    for mark, run in _finished(recipes, work, jobs, measure or train_or_resume, told):
+        runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]
+        save_runs(path, runs)
+
+
+def _belongs(run: dict, arms: Mapping[str, Recipe]) -> bool:
+    """Whether a run is of its arm as that is today; a result of other settings must not stand under its name."""
+    return run["fingerprint"] == fingerprint(arms[run["arm"]].changed({"seed": run["seed"]}))
+
+
+def _finished(
+    recipes: Mapping[str, Recipe],
+    work: Path,
+    jobs: int | None,
+    measure: Callable[[Recipe, Path], dict],
+    progress: Callable[[int, str], None],
+) -> Iterable[tuple[str, dict]]:
+    """What each recipe gave, as soon as it is known."""
+    jobs = jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
+    fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    made_by = provenance()
+    epochs_done = 0
+    with ProcessPoolExecutor(jobs, mp_context=fresh, initializer=_begin, initargs=(jobs,)) as pool:
+        waiting: dict[Future, str] = {
+            pool.submit(measure, recipe, work / mark): mark for mark, recipe in recipes.items()
+        }
+        try:
+            while waiting:
+                ready, _ = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    mark = waiting.pop(future)
+                    yield mark, future.result() | {"made_by": made_by}
+                    shutil.rmtree(work / mark, ignore_errors=True)
+                    epochs_done += recipes[mark].epochs
+                under_way = sum(len(Run(work / mark).log) for mark in waiting.values())
+                progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _begin(jobs: int) -> None:
+    """In each process: a share of the cores, and an end without a word when the experiment is stopped."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    warnings.simplefilter("ignore")  # some arms are settings that the loss warns of
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def train_or_resume(recipe: Recipe, folder: Path) -> dict:
+    """Train, or go on with it; the scores of the best epoch and the course of all."""
+    run = training.resume(folder) if (folder / "recipe.json").exists() else training.train(recipe, folder)
+    return summary(run)
+
+
+def summary(run: Run) -> dict:
+    """What of a finished run is worth keeping.
+
+    Where test classes were scored after epochs, as the paper does, the best of these by Recall@1 counts; otherwise the
+    scores at the end, of the epoch that held-out classes chose.
+    """
+    log, scores = run.log, run.scores
+    tested = [entry for entry in log if "test" in entry]
+    seconds = 0.0
+    curve = []
+    for entry in log:
+        seconds += entry["seconds"]
+        judged = entry.get("test") or entry.get("held_out")
+        if judged is not None:
+            curve.append({"epoch": entry["epoch"], "seconds": round(seconds, 2), "recall@1": judged["recall@1"]})
+    best = max(tested, key=lambda entry: entry["test"]["recall@1"]) if tested else None
+    kept = best["test"] if best else scores["trained"]
+    return {
+        "scores": {name: value for name, value in kept.items() if isinstance(value, float)},
+        "best_epoch": best["epoch"] if best else scores["best_epoch"],
+        "curve": curve,
+        "seconds": round(seconds, 1),
+        "remark": scores.get("remark", ""),
+    }

@@ -1,0 +1,44 @@
+"""On what the paper's experiments are run: its own three datasets, and smaller ones for a machine without a GPU."""
+
+from dataclasses import dataclass
+
+from proxygml.recipes import GLYPHS, PRESETS, Recipe
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs on a dataset share, and how it stands to the paper."""
+
+    recipe: Recipe
+    about: str
+    needs_data: bool = True
+
+
+SMALL = GLYPHS.changed({"classes": 100, "embedding_dim": 512, "proxies_per_class": 12, "epochs": 12})
+
+SETTINGS = {
+    "glyphs": Setting(
+        SMALL,
+        "100 letters to train on and 100 others to test on, 32 pixels, a small network from random weights, 12 epochs",
+        needs_data=False,
+    ),
+    "omniglot": Setting(
+        SMALL.changed({"dataset": "omniglot", "image_size": 28, "epochs": 8}),
+        "100 handwritten characters to train on and 100 others to test on, 28 pixels, the same network, 8 epochs",
+    ),
+    "cub": Setting(PRESETS["paper-cub"][1], "the paper's own setting, for a GPU"),
+    "cars": Setting(PRESETS["paper-cars"][1], "the paper's own setting, for a GPU"),
+    "sop": Setting(PRESETS["paper-sop"][1], "the paper's own setting, for a GPU"),
+}
+
+QUICK = {"classes": 30, "epochs": 2, "embedding_dim": 24}  # does everything work?
+
+
+def base_recipe(dataset: str, data: str | None, quick: bool) -> Recipe:
+    """The recipe that every run on a dataset starts from."""
+    if dataset not in SETTINGS:
+        raise ValueError(f"expected a dataset among {', '.join(SETTINGS)}, got {dataset!r}")
+    setting = SETTINGS[dataset]
+    if setting.needs_data and data is None:
+        raise ValueError(f"{dataset} needs its folder: --data ROOT, see docs/datasets.md")
+    return setting.recipe.changed({"data": data, **(QUICK if quick else {})})

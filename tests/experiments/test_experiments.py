@@ -1,0 +1,164 @@
+"""Each experiment, small, from its command to its picture; what it says is checked on made-up scores."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxygml import cli, losses
+from proxygml.experiments import EXPERIMENTS, comparison, find, modules, proxies, running
+from proxygml.experiments.found import Found, fingerprint
+from proxygml.experiments.rendering import report
+from proxygml.experiments.settings import SETTINGS
+from proxygml.recipes import PRESETS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of them run one after another, so that they take each other's runs."""
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    cli.main(["paper", name, "--quick"])
+    runs = json.loads((folder / "runs/quick" / name / "glyphs.json").read_text())
+    assert {run["arm"] for run in runs} == set(find(name).arms(SETTINGS["glyphs"].recipe))
+    assert len({run["arm"] for run in runs}) == len(runs)
+    for ending, begins in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("md", b"| "), ("csv", b""), ("tex", b"\\begin")):
+        content = (folder / "runs/quick" / name / f"glyphs.{ending}").read_bytes()
+        assert content.startswith(begins)
+        assert len(content) > 100
+    assert not list((folder / "runs/paper").glob("*"))  # nothing is left behind
+
+
+def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    cli.main(["paper", "ratio", "--quick"])
+    before = {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()}
+    monkeypatch.setattr(running, "ProcessPoolExecutor", None)  # whoever wants to run anything fails
+    cli.main(["paper", "ratio", "--quick", "--render"])
+    assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before
+
+
+def test_the_report_holds_every_experiment_and_is_the_same_each_time(folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    cli.main(["paper", "ratio", "--quick"])
+    text = report(folder / "runs/quick")
+    assert text == report(folder / "runs/quick")
+    for name in EXPERIMENTS:
+        assert f"\n## {name}\n" in text
+    assert "r = 0.05 is better than r = 1: one seed cannot tell" in text
+
+
+def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> None:
+    base = SETTINGS["glyphs"].recipe.changed(
+        {"classes": 8, "epochs": 3, "embedding_dim": 8, "ratio": 0.5, "test": False}
+    )
+    recipe = base.changed({"held_out": 0.0, "tested_epochs": (1, 2, 3), "baselines": False})
+    stopped = f"""
+import os
+from pathlib import Path
+from proxygml import training
+from proxygml.recipes import Recipe
+def progress(what, done, total, note):
+    if what == "training" and "epoch 3" in note:
+        os._exit(9)
+training.train(Recipe.from_json({recipe.to_json()!r}), Path("run"), progress=progress)
+"""
+    assert subprocess.run([sys.executable, "-c", stopped], cwd=tmp_path).returncode == 9
+    gone_on = running.train_or_resume(recipe, tmp_path / "run")
+    straight = running.train_or_resume(recipe, tmp_path / "straight")
+    assert gone_on["scores"] == straight["scores"]
+    assert [point["recall@1"] for point in gone_on["curve"]] == [point["recall@1"] for point in straight["curve"]]
+
+
+def test_results_of_other_settings_do_not_stand_under_an_arms_name(tmp_path: Path) -> None:
+    recipe = SETTINGS["glyphs"].recipe
+    runs = [
+        {"arm": "8 all three", "seed": 0, "fingerprint": "of another recipe", "scores": {"recall@1": 1.0}},
+        {"arm": "8 all three", "seed": 1, "fingerprint": fingerprint(recipe.changed({"seed": 1})), "scores": {}},
+    ]
+    running.save_runs(tmp_path / "modules/glyphs.json", runs)
+    running.run_missing(
+        "modules",
+        "glyphs",
+        {"8 all three": recipe},
+        [1],
+        results=tmp_path,
+        work=tmp_path / "work",
+        progress=lambda *_: None,
+    )
+    assert [run["seed"] for run in running.load_runs(tmp_path / "modules/glyphs.json")] == [1]
+
+
+class TestArms:
+    def test_the_eight_rows_of_table_1_are_all_different(self) -> None:
+        arms = modules.arms(PRESETS["paper-cars"][1])
+        assert len({fingerprint(recipe) for recipe in arms.values()}) == 8
+        full = arms["8 all three"]
+        assert (full.positive_mask, full.mask_softmax, full.proxy_weight) == (True, True, 0.3)
+        none = arms["1 none"]
+        assert (none.positive_mask, none.mask_softmax, none.proxy_weight) == (False, False, 0.0)
+
+    def test_table_2_has_every_loss_and_three_dimensions_of_ours(self) -> None:
+        arms = comparison.arms(PRESETS["paper-cub"][1])
+        assert {recipe.loss for recipe in arms.values()} == set(losses.METHODS)
+        assert [arms[name].embedding_dim for name in comparison.OURS] == [64, 384, 512]
+
+    def test_experiments_share_runs(self) -> None:
+        base = SETTINGS["glyphs"].recipe
+        full = fingerprint(modules.arms(base)["8 all three"])
+        assert full == fingerprint(comparison.arms(base)["proxygml"])
+        assert full == fingerprint(proxies.arms(base)["N 12, r 0.05"])
+        assert full == fingerprint(find("lambda").arms(base)["lambda 0.3"])
+
+
+def made_up(name: str, scores: dict[str, float]) -> Found:
+    """Two seeds of every arm of an experiment, half of it where nothing is said."""
+    arms = find(name).arms(SETTINGS["glyphs"].recipe)
+    runs = []
+    for arm in arms:
+        for seed in (0, 1):
+            same = dict.fromkeys(("recall@1", "recall@2", "recall@4"), scores.get(arm, 0.5) + seed / 100)
+            runs.append({"arm": arm, "seed": seed, "scores": {**same, "nmi": 0.5}})
+    return Found.of(runs, arms)
+
+
+class TestClaims:
+    def test_a_module_that_harms_is_said_to(self) -> None:
+        claims = modules.claims(made_up("modules", {"8 all three": 0.6, "7 S^pos, M": 0.7}))
+        assert claims["all three are better than without the regulariser"] == "**does not hold** (-10.0 ± 0.0)"
+        assert claims["all three are better than without the mask softmax"] == "holds (+10.0 ± 0.0)"
+
+    def test_the_best_number_of_proxies_is_named(self) -> None:
+        claims = proxies.claims(made_up("proxies", {"N 4, r 0.5": 0.9, "N 12, r 1": 0.8}))
+        assert claims["at r = 0.5, N = 12 is best"].startswith("N = 4 was: **does not hold** (-40.0")
+        assert claims["at r = 1, N = 12 is best"] == "it had the highest mean"
+
+    def test_table_2_keeps_ours_and_quoted_apart(self) -> None:
+        found = made_up("comparison", {"ms": 0.75})
+        table = comparison.table(found, "cars")
+        assert table.columns[:2] == ("method", "NMI")
+        row = next(row for row in table.rows if row[0].startswith("semihard"))
+        assert row[1:] == ("50.0 ± 0.0", *["50.5 ± 6.4"] * 3, "53.4", "51.5", "63.8", "73.5", "64")
+        assert [name.startswith("quoted") for name in table.columns] == [False] * 5 + [True] * 5
+
+
+def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, message in (
+        (["tables"], "expected an experiment among modules, comparison"),
+        (["modules", "--dataset", "imagenet"], "expected a dataset among glyphs, omniglot"),
+        (["modules", "--dataset", "cars"], "cars needs its folder: --data ROOT"),
+        (["modules", "--seeds", "0"], "expected at least one seed, got 0"),
+        (["modules", "--render"], "no runs in results/modules/glyphs.json: make them with proxygml paper modules"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["paper", *arguments])
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,21 @@
+import csv
+import io
+
+from proxygml.experiments.tables import Table
+
+TABLE = Table(("method", "R@1, %"), (("S^pos & M_x", "81.0 ± 2.5"), ("a|b", "-")))
+
+
+def test_markdown_keeps_its_columns_whatever_a_cell_holds() -> None:
+    assert TABLE.to_markdown() == ("| method | R@1, % |\n| --- | ---: |\n| S^pos & M_x | 81.0 ± 2.5 |\n| a\\|b | - |\n")
+
+
+def test_csv_reads_back_as_it_was() -> None:
+    assert [tuple(row) for row in csv.reader(io.StringIO(TABLE.to_csv()))] == [TABLE.columns, *TABLE.rows]
+
+
+def test_latex_escapes_what_has_a_meaning_there() -> None:
+    lines = TABLE.to_latex().splitlines()
+    assert lines[0] == r"\begin{tabular}{lr}"
+    assert r"method & R@1, \% \\" in lines
+    assert r"S\^{}pos \& M\_x & 81.0 $\pm$ 2.5 \\" in lines
