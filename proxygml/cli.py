@@ -209,6 +209,7 @@ def paper(
     dataset: str = "glyphs",
     data: Path | None = None,
     seeds: int = 3,
+    protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
     quick: bool = False,
     render: bool = False,
@@ -225,6 +226,8 @@ def paper(
         dataset: What to run it on.
         data: Folder of that dataset.
         seeds: Runs of each row, with the seeds 0, 1, ...
+        protocol: As in the paper, where test classes choose the best epoch; or fair: settings are chosen on held-out
+            training classes, with equal trials for all, and test classes are scored once.
         jobs: Runs at a time [default: one for each core, or one on a GPU].
         quick: Two epochs on a dozen classes, one seed, into runs/quick: does everything work?
         render: Draw from results/ alone.
@@ -256,15 +259,16 @@ def paper(
                 dataset,
                 None if data is None else str(data),
                 seeds=range(1 if quick else seeds),
+                protocol=protocol,
                 quick=quick,
                 results=results,
                 jobs=jobs,
                 progress=progress,
             )
-    table = rendering.render(name, dataset, results)
-    show_table(table)
-    for ending in ("png", "svg", "md", "csv", "tex"):
-        output.print(f"  {results / name / dataset}.{ending}", highlight=False, markup=False)
+    show_table(rendering.render(name, dataset, protocol, results))
+    path = rendering.protocol_file(results, name, dataset, protocol)
+    for ending in (".png", ".svg", ".md", ".csv", ".tex"):
+        output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)
 
 
 def _presets(arguments: list[str]) -> type:

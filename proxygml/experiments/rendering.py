@@ -11,30 +11,36 @@ from proxygml.experiments.settings import SETTINGS
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 
+PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
 HEAD = """# Results
 
 Written by `proxygml paper --report` from [results/](../results); do not edit. Every score is a mean over seeds with its
-95 % interval (Student's t); differences are paired by seed, and "not told apart" where their interval holds 0. Test
-classes choose the best epoch, as in the paper, which flatters all methods; no method was tuned.
+95 % interval (Student's t); differences are paired by seed, and "not told apart" where their interval holds 0. Unless a
+heading says "fair protocol", test classes choose the best epoch, as in the paper, and no method is tuned; the fair
+protocol is explained in [paper.md](paper.md).
 
 """
 
 
-def load_found(experiment: str, dataset: str, results: Path) -> Found:
+def load_found(experiment: str, dataset: str, protocol: str, results: Path) -> Found:
     """What results/ holds of an experiment; a FileNotFoundError says how to make it."""
-    runs = load_runs(results_file(results, experiment, dataset))
+    path = protocol_file(results, experiment, dataset, protocol)
+    runs = load_runs(path)
     if not runs:
-        raise FileNotFoundError(
-            f"no runs in {results_file(results, experiment, dataset)}: make them with {_command(experiment, dataset)}"
-        )
+        raise FileNotFoundError(f"no runs in {path}: make them with {_command(experiment, dataset, protocol)}")
     return Found.of(runs, find(experiment).arms(SETTINGS[dataset].recipe))
 
 
-def render(experiment: str, dataset: str, results: Path) -> Table:
+def protocol_file(results: Path, experiment: str, dataset: str, protocol: str) -> Path:
+    """results/NAME/DATASET.json, or DATASET-fair.json."""
+    return results_file(results, experiment, dataset + ("-fair" if protocol == "fair" else ""))
+
+
+def render(experiment: str, dataset: str, protocol: str, results: Path) -> Table:
     """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what results/ holds; the table."""
-    module, found = find(experiment), load_found(experiment, dataset, results)
+    module, found = find(experiment), load_found(experiment, dataset, protocol, results)
     table = module.table(found, dataset)
-    path = results_file(results, experiment, dataset)
+    path = protocol_file(results, experiment, dataset, protocol)
     for ending, text in ((".md", table.to_markdown()), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with written_whole(path.with_suffix(ending)) as draft:
             draft.write_text(text)
@@ -42,7 +48,7 @@ def render(experiment: str, dataset: str, results: Path) -> Table:
         rows = max(4.0, 0.28 * len(found.arms))
         figure = Figure(figsize=(9, rows), layout="constrained")
         module.draw(found, figure)
-        figure.suptitle(f"{experiment}, {dataset}")
+        figure.suptitle(f"{experiment}, {path.stem}")
         for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             with written_whole(path.with_suffix(ending)) as draft:
                 figure.savefig(draft, format=ending[1:], dpi=110, metadata=metadata)
@@ -54,35 +60,41 @@ def report(results: Path) -> str:
     text = HEAD
     for experiment in EXPERIMENTS:
         module = find(experiment)
-        datasets = [name for name in SETTINGS if results_file(results, experiment, name).exists()]
+        made = [
+            (name, protocol)
+            for name in SETTINGS
+            for protocol in PROTOCOLS
+            if protocol_file(results, experiment, name, protocol).exists()
+        ]
         text += f"## {experiment}\n{module.__doc__.splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
-        if not datasets:
-            text += f"Not run here so far: `{_command(experiment, 'glyphs')}`.\n\n"
-        for dataset in datasets:
-            text += _section(experiment, dataset, results)
+        if not made:
+            text += f"Not run here so far: `{_command(experiment, 'glyphs', 'paper')}`.\n\n"
+        for dataset, protocol in made:
+            text += _section(experiment, dataset, protocol, results)
     return text.rstrip("\n") + "\n"
 
 
-def _section(experiment: str, dataset: str, results: Path) -> str:
-    module, found = find(experiment), load_found(experiment, dataset, results)
+def _section(experiment: str, dataset: str, protocol: str, results: Path) -> str:
+    module, found = find(experiment), load_found(experiment, dataset, protocol, results)
     runs = [run for same in found.arms.values() for run in same]
     seeds = sorted({run["seed"] for run in runs})
     made_by = {key: sorted({str(run["made_by"][key]) for run in runs}) for key in ("commit", "machine")}
     hours = sum(run.get("seconds", 0.0) for run in runs) / 3600
     remarks = sorted({run["remark"] for run in runs if run.get("remark")})
     claims = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found).items())
+    picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
-        f"### {experiment} on {dataset}\n{SETTINGS[dataset].about}.\n\n"
+        f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n{SETTINGS[dataset].about}.\n\n"
         + module.table(found, dataset).to_markdown()
         + "".join(f"\n\\* {remark}" for remark in remarks)
-        + f"\n![{experiment} on {dataset}](../results/{experiment}/{dataset}.png)\n\n"
+        + f"\n![{experiment} on {dataset}](../{picture})\n\n"
         + f"What the paper says of it, here:\n\n{claims}\n"
-        + f"`{_command(experiment, dataset)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "
+        + f"`{_command(experiment, dataset, protocol)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "
         + (f"{hours:.1f} hours of training, " if hours else "")
         + f"commit {', '.join(made_by['commit'])}, {', '.join(made_by['machine'])}.\n\n"
     )
 
 
-def _command(experiment: str, dataset: str) -> str:
+def _command(experiment: str, dataset: str, protocol: str) -> str:
     data = " --data ROOT" if SETTINGS[dataset].needs_data else ""
-    return f"proxygml paper {experiment} --dataset {dataset}{data}"
+    return f"proxygml paper {experiment} --dataset {dataset}{data}" + (" --protocol fair" if protocol == "fair" else "")

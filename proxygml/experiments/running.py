@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
-from proxygml import training
+from proxygml import losses, training
 from proxygml.experiments import find
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
 from proxygml.experiments.settings import base_recipe
+from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
 
@@ -30,28 +31,56 @@ def run_experiment(
     data: str | None,
     *,
     seeds: Iterable[int],
+    protocol: str = "paper",
     quick: bool,
     results: Path,
     jobs: int | None,
     progress: Progress,
 ) -> None:
-    """Make what results/ lacks of an experiment, as the paper did: test classes are scored after every epoch."""
+    """Make what results/ lacks of an experiment.
+
+    As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every arm
+    are chosen on held-out training classes and the test classes are scored once, after the last epoch.
+    """
     module = find(experiment)
-    base = base_recipe(dataset, data, quick)
-    tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tuple(range(1, base.epochs + 1))
-    base = base.changed({"held_out": 0.0, "tested_epochs": tested, "test": False, "baselines": False})
+    base = base_recipe(dataset, data, quick).changed({"held_out": 0.0, "baselines": False})
     measure = getattr(module, "measure", None)
+    if measure is not None and protocol == "fair":
+        raise ValueError(f"{experiment} does not compare scores: leave out --protocol fair")
+    work, jobs = Path("runs/paper"), 1 if measure else jobs
+    if protocol == "fair":
+        arms = _tuned(dataset, module.arms(base.changed({"tested_epochs": ()})), quick, results, work, jobs, progress)
+        dataset = f"{dataset}-fair"
+    else:
+        tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs)
+        tested = tested or tuple(range(1, base.epochs + 1))
+        arms = module.arms(base.changed({"tested_epochs": tested, "test": False}))
     run_missing(
-        experiment,
-        dataset,
-        module.arms(base),
-        seeds,
-        results=results,
-        work=Path("runs/paper"),
-        jobs=1 if measure else jobs,
-        measure=measure,
-        progress=progress,
+        experiment, dataset, arms, seeds, results=results, work=work, jobs=jobs, measure=measure, progress=progress
     )
+
+
+def _tuned(
+    dataset: str,
+    arms: Mapping[str, Recipe],
+    quick: bool,
+    results: Path,
+    work: Path,
+    jobs: int | None,
+    progress: Progress,
+) -> dict[str, Recipe]:
+    def finish(recipes: Mapping[str, Recipe], note: str) -> Iterable[tuple[str, dict]]:
+        total = sum(recipe.epochs for recipe in recipes.values())
+
+        def told(done: int, which: str) -> None:
+            progress(f"choosing settings, {note}", done, total, which)
+
+        return _finished(recipes, work, jobs, train_or_fail, told)
+
+    def own_rate(recipe: Recipe) -> float:
+        return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
+
+    return tuned(dataset, arms, own_rate, results=results, trials=2 if quick else TRIALS, finish=finish)
 
 
 def run_missing(
@@ -147,11 +176,21 @@ def train_or_resume(recipe: Recipe, folder: Path) -> dict:
     return summary(run)
 
 
+def train_or_fail(recipe: Recipe, folder: Path) -> dict:
+    """The same, but settings with which the loss overflows are only the worst ones."""
+    try:
+        return train_or_resume(recipe, folder)
+    except ValueError as error:
+        if "the loss became" not in str(error):
+            raise
+        return {"scores": {"map_at_r": 0.0}, "seconds": 0.0}
+
+
 def summary(run: Run) -> dict:
     """What of a finished run is worth keeping.
 
     Where test classes were scored after epochs, as the paper does, the best of these by Recall@1 counts; otherwise the
-    scores at the end, of the epoch that held-out classes chose.
+    scores at the end, on test classes or else on held-out ones.
     """
     log, scores = run.log, run.scores
     tested = [entry for entry in log if "test" in entry]
@@ -163,7 +202,7 @@ def summary(run: Run) -> dict:
         if judged is not None:
             curve.append({"epoch": entry["epoch"], "seconds": round(seconds, 2), "recall@1": judged["recall@1"]})
     best = max(tested, key=lambda entry: entry["test"]["recall@1"]) if tested else None
-    kept = best["test"] if best else scores["trained"]
+    kept = best["test"] if best else scores.get("trained") or scores["held_out"]
     return {
         "scores": {name: value for name, value in kept.items() if isinstance(value, float)},
         "best_epoch": best["epoch"] if best else scores["best_epoch"],

@@ -1,8 +1,11 @@
 """Each experiment, small, from its command to its picture; what it says is checked on made-up scores."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -162,3 +165,22 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
             cli.main(["paper", *arguments])
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_leaves_finished_runs_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "proxygml", "paper", "ratio", "--quick", "--jobs", "1"]
+    kept = tmp_path / "runs/quick/ratio/glyphs.json"
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not kept.exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "stopped\n")
+    finished = json.loads(kept.read_text())
+    assert 0 < len(finished) < 7
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    everything = json.loads(kept.read_text())
+    assert len(everything) == 7
+    assert all(run in everything for run in finished)  # with their times: they were not made again

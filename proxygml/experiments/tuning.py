@@ -1,0 +1,117 @@
+"""The fair protocol's first half: the settings of every arm, chosen on held-out training classes, equal trials for all.
+
+Trials are kept in results/tuning/DATASET.json, from which the search goes on where it stopped: the settings of a trial
+follow from the trials before it alone.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from proxygml.experiments.found import fingerprint, load_runs, results_file, save_runs
+from proxygml.recipes import Recipe, parse_settings
+
+TRIALS = 8
+HELD_OUT = {"held_out": 0.25, "tested_epochs": (), "test": False, "seed": 0}
+RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # as multiples of the arm's own
+OWN = {  # the setting of each loss that is searched beside its rates, from and to
+    "proxygml": ("ratio", 0.05, 1.0),
+    "semihard": ("margin", 0.05, 0.5),
+    "liftedstruct": ("margin", 0.5, 2.0),
+    "clustering": ("gamma", 2.0, 50.0),
+    "proxy-nca": ("softmax_scale", 3.0, 30.0),
+    "htl": ("first_margin", 0.05, 0.5),
+    "damlrrm": ("margin", 0.5, 2.0),
+    "hdml": ("alpha", 30.0, 300.0),
+    "softtriple": ("la", 7.0, 60.0),
+    "ms": ("beta", 20.0, 100.0),
+    "margin": ("margin", 0.05, 0.5),
+    "proxy-anchor": ("alpha", 10.0, 100.0),
+    "n-pair": ("regularisation_weight", 0.0005, 0.02),
+    "contrastive": ("margin", 0.4, 1.6),
+    "triplet": ("margin", 0.05, 0.5),
+    "norm-softmax": ("scale", 7.0, 60.0),
+    "cosface": ("scale", 15.0, 100.0),
+    "am-softmax": ("scale", 10.0, 100.0),
+    "arcface": ("scale", 15.0, 100.0),
+    "l-softmax": ("plain_weight", 1.0, 25.0),
+    "subcenter-arcface": ("scale", 15.0, 100.0),
+    "center": ("center_weight", 0.0005, 0.05),
+}
+
+
+def tuned(
+    dataset: str,
+    arms: Mapping[str, Recipe],
+    rates: Callable[[Recipe], float],
+    *,
+    results: Path,
+    trials: int = TRIALS,
+    finish: Callable[[Mapping[str, Recipe], str], object],
+) -> dict[str, Recipe]:
+    """Each arm with those of its settings that gave the highest MAP@R on held-out training classes.
+
+    `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known; `rates(recipe)` the rate of
+    a loss's own parameters.
+    """
+    path = results_file(results, "tuning", dataset)
+    tried = load_runs(path)
+    for number in range(trials):
+        recipes, owners = {}, {}
+        for name, recipe in arms.items():
+            before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+            if len(before) <= number:
+                settings = suggest(recipe.loss, before, number)
+                changed = apply(recipe, rates(recipe), settings).changed(HELD_OUT)
+                recipes[fingerprint(changed)] = changed
+                owners.setdefault(fingerprint(changed), []).append((name, fingerprint(recipe), settings))
+        for mark, run in finish(recipes, f"trial {number + 1} of {trials}"):
+            for name, of, settings in owners[mark]:
+                score = run["scores"]["map_at_r"]
+                tried.append(
+                    {"arm": name, "of": of, "settings": settings, "map_at_r": score, "seconds": run["seconds"]}
+                )
+            save_runs(path, tried)
+    best = {}
+    for name, recipe in arms.items():
+        own = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+        best[name] = apply(recipe, rates(recipe), max(own, key=lambda trial: trial["map_at_r"])["settings"])
+    return best
+
+
+def suggest(loss: str, before: list[dict], number: int) -> dict[str, float]:
+    """The settings of the next trial, after those before it; the first is the arm as it is."""
+    if number == 0:
+        return {}
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    own = {OWN[loss][0]: OWN[loss][1:]} if loss in OWN else {}
+    space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in (RATES | own).items()}
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=number, n_startup_trials=3)
+    )
+    for trial in before:
+        if trial["settings"]:
+            study.add_trial(
+                optuna.trial.create_trial(params=trial["settings"], distributions=space, value=trial["map_at_r"])
+            )
+    return {name: float(f"{value:.3g}") for name, value in study.ask(space).params.items()}
+
+
+def apply(recipe: Recipe, rate: float, settings: Mapping[str, float]) -> Recipe:
+    """A recipe with the settings of a trial."""
+    if not settings:
+        return recipe
+    changed: dict[str, object] = {
+        "learning_rate": recipe.learning_rate * settings["learning_rate"],
+        "proxy_learning_rate": rate * settings["proxy_learning_rate"],
+    }
+    if recipe.head_learning_rate is not None:
+        changed["head_learning_rate"] = recipe.head_learning_rate * settings["learning_rate"]
+    for name, value in settings.items():
+        if name == "ratio":
+            changed[name] = value
+        elif name not in RATES:
+            others = {key: one for key, one in parse_settings(recipe.loss_settings).items() if key != name}
+            changed["loss_settings"] = (*(f"{key}={one}" for key, one in others.items()), f"{name}={value}")
+    return recipe.changed(changed)
