@@ -123,3 +123,17 @@ def test_the_scores_on_photos_in_the_readme_are_those_in_results() -> None:
         assert f"| {name} | {shown} |" in readme
     assert f"in {scores['seconds'] / 60:.0f} minutes" in readme
     assert scores["trained"]["recall@1"] - scores["untrained"]["recall@1"] >= 0.06
+
+
+def test_the_page_of_results_is_what_results_say() -> None:
+    from proxygml.experiments.rendering import report
+
+    assert (ROOT / "docs" / "results.md").read_text() == report(ROOT / "results"), "run: proxygml paper --report"
+
+
+def test_every_experiment_has_its_command_in_the_page_of_the_paper() -> None:
+    from proxygml.experiments import EXPERIMENTS
+
+    page = (ROOT / "docs" / "paper.md").read_text()
+    for name in EXPERIMENTS:
+        assert f"`proxygml paper {name}`" in page
