@@ -219,7 +219,8 @@ def paper(
 
     `proxygml paper modules` trains what results/modules/glyphs.json lacks, three seeds of each row, keeps every
     finished run at once, and draws table and figure beside it. After Ctrl-C the same command goes on. Datasets: glyphs
-    (nothing to download) and omniglot are small enough for a CPU; cub, cars and sop are the paper's runs, for a GPU.
+    (nothing to download), omniglot and cub-small are small enough for a CPU; cub, cars and sop are what the paper ran,
+    for a GPU.
 
     Args:
         name: Which table or figure.

@@ -65,6 +65,21 @@ class Crops(Dataset):
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), int(self.labels[index])
 
 
+class Mirrored(Dataset):
+    """Item i is the maps (F, h, w) of image i or, with a seed, by chance of its mirror image; and its label."""
+
+    def __init__(self, maps: np.ndarray, labels: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> None:
+        self.maps, self.labels = maps, labels  # (M, 2, F, h, w), (M,)
+        self.seed, self.epoch = seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        mirrored = 0 if self.seed is None else np.random.default_rng((self.seed, self.epoch, index)).integers(2)
+        return torch.from_numpy(self.maps[index, mirrored].astype(np.float32)), int(self.labels[index])
+
+
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:
     """The box that `choose_box(width, height)` gives, resized in one step: uint8 (size, size, 3) in RGB."""
     return resized(image, choose_box(*upright_size(image)), (size, size))

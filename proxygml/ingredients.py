@@ -14,7 +14,7 @@ from proxygml.backbones.cascade import CascadedEmbedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
-from proxygml.images import Crops
+from proxygml.images import Augmentation, Crops, Mirrored
 from proxygml.recipes import Recipe, parse_settings
 
 OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
@@ -83,8 +83,19 @@ def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | No
     return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
 
 
-def test_crops(recipe: Recipe, images: ImageList) -> Crops:
-    """Images as a trained network sees them: centre crops."""
+def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mirrored:
+    """Images as a network sees them in an epoch of training: random crops; of maps nothing but their mirror images."""
+    chance = {"seed": recipe.seed, "epoch": epoch}
+    if images.are_maps:
+        return Mirrored(images.pixels, images.labels, **chance)
+    augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
+    return Crops(images.open, images.labels, size=recipe.image_size, augmentation=augmentation, **chance)
+
+
+def test_crops(recipe: Recipe, images: ImageList) -> Crops | Mirrored:
+    """Images as a trained network sees them: centre crops, or maps as they are."""
+    if images.are_maps:
+        return Mirrored(images.pixels, images.labels)
     return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop)
 
 

@@ -43,13 +43,12 @@ class Judge:
 
     def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:
         """What a trained network has to beat: raw pixels, and its own trunk before training."""
-        self.progress("scoring raw pixels", 0, 1, "")
-        pixels = raw_pixels(ingredients.test_crops(self.recipe, images))
         bare = self.fabric.setup_module(ingredients.without_head(model, self.recipe))
         untrained = self.score(bare, images, "scoring the network before training", cluster=True)
-        return {
-            "pixels": self.evaluate(
-                Embeddings(pixels, images.labels, np.asarray(images.paths)), cluster=True
-            ).to_json(),
-            "untrained": untrained.to_json(),
-        }
+        scores = {"untrained": untrained.to_json()}
+        if not images.are_maps:
+            self.progress("scoring raw pixels", 0, 1, "")
+            pixels = raw_pixels(ingredients.test_crops(self.recipe, images))
+            rows = Embeddings(pixels, images.labels, np.asarray(images.paths))
+            scores["pixels"] = self.evaluate(rows, cluster=True).to_json()
+        return scores

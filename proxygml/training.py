@@ -19,7 +19,6 @@ from proxygml.backbones import Embedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings
-from proxygml.images import Augmentation, Crops
 from proxygml.judging import Judge
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, refuse_taken
@@ -85,7 +84,7 @@ class _Session:
         # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
         ingredients.draw_batches(recipe, self.train_images.labels, loss, epoch=0)
         with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, recipe.image_size, recipe.image_size))
+            model.eval()(ingredients.test_crops(recipe, self.train_images)[0][0][None])
         if hasattr(loss, "watch"):
             loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)
@@ -117,7 +116,8 @@ class _Session:
         if not self.recipe.test:
             return run
         vectors, labels = embeddings.vectors, embeddings.labels
-        pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
+        if not self.test_images.are_maps:
+            pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
         pictures.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
         return run
 
@@ -201,16 +201,8 @@ class _Session:
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch: images (B, 3, H, W), labels (B,)."""
-        recipe = self.recipe
-        crops = Crops(
-            self.train_images.open,
-            self.train_images.labels,
-            size=recipe.image_size,
-            augmentation=Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip),
-            seed=recipe.seed,
-            epoch=epoch,
-        )
-        return iter(DataLoader(crops, batch_sampler=batches, num_workers=recipe.workers))
+        crops = ingredients.training_crops(self.recipe, self.train_images, epoch)
+        return iter(DataLoader(crops, batch_sampler=batches, num_workers=self.recipe.workers))
 
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
         """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""

@@ -33,7 +33,7 @@ MAY_IMPORT = {
         *("evaluation", "embeddings", "pictures", "runs", "ingredients", "judging"),
     },
     "methods": set(),
-    "experiments": {"recipes", "datasets", "losses", "methods", "runs", "ingredients", "training"},
+    "experiments": {"recipes", "datasets", "backbones", "losses", "methods", "runs", "ingredients", "training"},
     "display": {"losses", "recipes", "experiments"},
     "cli": None,  # anything
     "__main__": {"cli"},

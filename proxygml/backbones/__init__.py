@@ -25,11 +25,13 @@ class PixelScaling(nn.Module):
 
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
-        self.bgr = trunk.bgr
+        self.bgr, self.takes_maps = trunk.bgr, trunk.takes_maps
         for name in ("pixel_mean", "pixel_std"):
             self.register_buffer(name, torch.tensor(getattr(trunk, name))[:, None, None], persistent=False)  # (3, 1, 1)
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.takes_maps:
+            return images
         images = images.flip(1) if self.bgr else images
         return (images - self.pixel_mean) / self.pixel_std
 
@@ -96,15 +98,19 @@ def build(
 
 
 def build_trunk(name: str) -> Trunk:
-    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
+    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own; NAME:STAGE begins at that stage."""
     if name.startswith("hf:"):
         from proxygml.backbones.hub import Hub
 
         return Hub(name)
+    name, _, first_stage = name.partition(":")
     if name not in BACKBONES:
         raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
     module, network, arguments = BACKBONES[name]
-    return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
+    trunk = getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
+    if first_stage:
+        trunk.begin_at(first_stage)
+    return trunk
 
 
 def pretrained_file(trunk: Trunk) -> Path:

@@ -12,6 +12,7 @@ class Trunk(nn.Module):
     pixel_mean: tuple[float, ...]  # of the images it was trained on, on the scale 0..255
     pixel_std: tuple[float, ...]
     bgr: bool = False
+    takes_maps: bool = False  # instead of images, once its first stages are left out
 
     def forward(self, images: Tensor) -> Tensor:
         maps = images
@@ -29,6 +30,15 @@ class Trunk(nn.Module):
         """The modules of one stage, in the order in which they run: as a rule one, of the same name."""
         self.require_stage(name)
         return [self.get_submodule(name)]
+
+    def begin_at(self, name: str) -> None:
+        """Leave out the stages before one: what comes in are then the maps that those have made of images."""
+        self.require_stage(name)
+        place = self.stages.index(name)
+        for early in self.stages[:place]:
+            for module in self.modules_of(early):
+                module.requires_grad_(False)
+        self.stages, self.takes_maps = self.stages[place:], place > 0
 
     def require_stage(self, name: str) -> None:
         """A ValueError that lists the stages, unless `name` is one."""

@@ -20,7 +20,7 @@ class ImageList:
     labels: np.ndarray  # (M,) integers 0..C-1
     class_names: tuple[str, ...]  # C original names or ids, for reports
     root: Path | None = None
-    pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8
+    pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8; or maps (M, 2, F, h, w), see maps.py
     open_file: Callable[[Path], Image.Image] = Image.open
 
     def __post_init__(self) -> None:
@@ -39,6 +39,11 @@ class ImageList:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def are_maps(self) -> bool:
+        """Whether these are no images any more, but what a network's first stages made of them."""
+        return self.pixels is not None and self.pixels.ndim == 5
 
     def open(self, index: int) -> Image.Image:
         """Image `index`, opened but, where it is a file, not yet decoded."""
@@ -75,7 +80,7 @@ class ImageList:
         )
 
 
-DATASETS = ("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table")  # each a module of this package
+DATASETS = ("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "maps")  # each a module of this package
 
 
 def load(

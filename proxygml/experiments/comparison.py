@@ -30,7 +30,8 @@ PAPERS_DATASETS = ("cub", "cars", "sop")
 
 def fair(base: Recipe, loss: str) -> Recipe:
     """A method in the setting that all share."""
-    return base.changed(methods.settings(loss, "fair", base.dataset))
+    dataset = "cub" if base.dataset == "maps" else base.dataset  # whose photos the maps are made of
+    return base.changed(methods.settings(loss, "fair", dataset))
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:

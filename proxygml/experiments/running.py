@@ -17,7 +17,8 @@ import torch
 from proxygml import losses, training
 from proxygml.experiments import find
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
-from proxygml.experiments.settings import base_recipe
+from proxygml.experiments.frozen import make_maps
+from proxygml.experiments.settings import MAPS, SETTINGS, base_recipe
 from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
@@ -44,6 +45,9 @@ def run_experiment(
     """
     module = find(experiment)
     base = base_recipe(dataset, data, quick).changed({"held_out": 0.0, "baselines": False})
+    setting = SETTINGS[dataset]
+    if setting.first_stage is not None:
+        make_maps(setting.recipe.changed({"data": data}), setting.first_stage, MAPS / dataset, progress)
     measure = getattr(module, "measure", None)
     if measure is not None and protocol == "fair":
         raise ValueError(f"{experiment} does not compare scores: leave out --protocol fair")

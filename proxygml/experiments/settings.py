@@ -1,6 +1,7 @@
 """On what the paper's experiments are run: its own three datasets, and smaller ones for a machine without a GPU."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxygml.recipes import GLYPHS, PRESETS, Recipe
 
@@ -12,6 +13,7 @@ class Setting:
     recipe: Recipe
     about: str
     needs_data: bool = True
+    first_stage: str | None = None  # trained: what comes before it is run once, and its maps are kept
 
 
 SMALL = GLYPHS.changed({"classes": 100, "embedding_dim": 512, "proxies_per_class": 12, "epochs": 12})
@@ -26,11 +28,20 @@ SETTINGS = {
         SMALL.changed({"dataset": "omniglot", "image_size": 28, "epochs": 8}),
         "100 handwritten characters to train on and 100 others to test on, 28 pixels, the same network, 8 epochs",
     ),
+    "cub-small": Setting(
+        PRESETS["cub-small"][1].changed(
+            {"frozen": (), "ratio": 0.05, "pooling": "average", "image_size": 128, "test_crop": 1.0, "epochs": 8}
+        ),
+        "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the stages from 5 on are trained, without "
+        "random crops, 8 epochs",
+        first_stage="5",
+    ),
     "cub": Setting(PRESETS["paper-cub"][1], "the paper's own setting, for a GPU"),
     "cars": Setting(PRESETS["paper-cars"][1], "the paper's own setting, for a GPU"),
     "sop": Setting(PRESETS["paper-sop"][1], "the paper's own setting, for a GPU"),
 }
 
+MAPS = Path("runs/paper/maps")
 QUICK = {"classes": 30, "epochs": 2, "embedding_dim": 24}  # does everything work?
 
 
@@ -41,4 +52,8 @@ def base_recipe(dataset: str, data: str | None, quick: bool) -> Recipe:
     setting = SETTINGS[dataset]
     if setting.needs_data and data is None:
         raise ValueError(f"{dataset} needs its folder: --data ROOT, see docs/datasets.md")
-    return setting.recipe.changed({"data": data, **(QUICK if quick else {})})
+    recipe = setting.recipe.changed({"data": data, **(QUICK if quick else {})})
+    if setting.first_stage is None:
+        return recipe
+    network = f"{recipe.backbone}:{setting.first_stage}"
+    return recipe.changed({"dataset": "maps", "data": str(MAPS / dataset), "backbone": network})
