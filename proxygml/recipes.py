@@ -236,7 +236,6 @@ PHOTOS = Recipe(  # docs/paper.md says which of these were compared on held-out 
     crop_scale=(0.16, 1.0),
     backbone="efficientnet-lite0",
     weights="pretrained",
-    frozen=("stem", "1", "2"),
     pooling="average+max",
     ratio=1.0,
     epochs=12,

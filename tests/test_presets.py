@@ -102,7 +102,14 @@ def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, 
 def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
     assert preset("photos") == preset("cub-small").changed({"dataset": "folder", "cache": "runs/cache"})
     recipe = preset("cub-small").changed(
-        {"data": str(cub_tree), "weights": None, "epochs": 2, "baselines": False, "image_size": 64, "ratio": 1.0}
+        {
+            "data": str(cub_tree),
+            "weights": None,
+            "epochs": 2,
+            "baselines": False,
+            "image_size": 64,
+            "frozen": ("stem", "1"),
+        }
     )
     run = train(recipe, tmp_path / "run")
     seed_everything(recipe.seed, verbose=False)

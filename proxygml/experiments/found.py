@@ -108,4 +108,6 @@ def save_runs(path: Path, runs: list[dict]) -> None:
 def known_runs(folder: Path, dataset: str) -> dict[str, dict]:
     """Finished runs of all experiments on a dataset, by the fingerprint of their recipe."""
     paths = sorted(path for path in folder.glob(f"*/{dataset}.json") if path.parent.name != "tuning")
-    return {run["fingerprint"]: run for path in paths for run in load_runs(path) if "fingerprint" in run}
+    return {
+        run["fingerprint"]: run for path in paths for run in load_runs(path) if {"fingerprint", "scores"} <= run.keys()
+    }

@@ -30,7 +30,7 @@ def arms(base: Recipe) -> dict[str, Recipe]:
 
 
 def table(found: Found, dataset: str) -> Table:
-    columns = ("modules", "NMI", "R@1", "paper, Cars196: NMI", "R@1 ")
+    columns = ("modules", "NMI", "R@1", "paper, Cars196: NMI", "paper, Cars196: R@1")
     rows = [
         (name, str(found.range(name, "nmi")), str(found.range(name, "recall@1")), f"{nmi}", f"{recall}")
         for name, (_, _, _, nmi, recall) in ROWS.items()

@@ -60,7 +60,16 @@ def run_experiment(
         tested = tested or tuple(range(1, base.epochs + 1))
         arms = module.arms(base.changed({"tested_epochs": tested, "test": False}))
     run_missing(
-        experiment, dataset, arms, seeds, results=results, work=work, jobs=jobs, measure=measure, progress=progress
+        experiment,
+        dataset,
+        arms,
+        seeds,
+        results=results,
+        work=work,
+        jobs=jobs,
+        measure=measure,
+        alone=measure is not None and not quick,
+        progress=progress,
     )
 
 
@@ -97,11 +106,13 @@ def run_missing(
     work: Path,
     jobs: int | None = None,
     measure: Callable[[Recipe, Path], dict] | None = None,
+    alone: bool = False,
     progress: Progress,
 ) -> None:
     """Make results/EXPERIMENT/DATASET.json hold a run for every arm and seed; unfinished ones live in `work`.
 
-    A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score.
+    A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score. `alone` gives
+    each a process of its own.
     """
     path = results_file(results, experiment, dataset)
     runs = load_runs(path)
@@ -122,9 +133,14 @@ def run_missing(
     runs = [run for run in runs if run["arm"] not in arms or _belongs(run, arms)]
     if runs:
         save_runs(path, runs)
+    if not recipes:
+        return
     total = sum(recipe.epochs for recipe in recipes.values())
-    told = lambda done, note: progress(experiment, done, total, note)  # noqa: E731
-    for mark, run in _finished(recipes, work, jobs, measure or train_or_resume, told):
+
+    def told(done: int, note: str) -> None:
+        progress(experiment, done, total, note)
+
+    for mark, run in _finished(recipes, work, jobs, measure or train_or_resume, told, alone):
         runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]
         save_runs(path, runs)
 
@@ -140,13 +156,17 @@ def _finished(
     jobs: int | None,
     measure: Callable[[Recipe, Path], dict],
     progress: Callable[[int, str], None],
+    alone: bool = False,
 ) -> Iterable[tuple[str, dict]]:
     """What each recipe gave, as soon as it is known."""
     jobs = jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
     fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     made_by = provenance()
     epochs_done = 0
-    with ProcessPoolExecutor(jobs, mp_context=fresh, initializer=_begin, initargs=(jobs,)) as pool:
+    tasks = 1 if alone else None
+    with ProcessPoolExecutor(
+        jobs, mp_context=fresh, initializer=_begin, initargs=(jobs,), max_tasks_per_child=tasks
+    ) as pool:
         waiting: dict[Future, str] = {
             pool.submit(measure, recipe, work / mark): mark for mark, recipe in recipes.items()
         }

@@ -30,7 +30,7 @@ SETTINGS = {
     ),
     "cub-small": Setting(
         PRESETS["cub-small"][1].changed(
-            {"frozen": (), "ratio": 0.05, "pooling": "average", "image_size": 128, "test_crop": 1.0, "epochs": 8}
+            {"ratio": 0.05, "pooling": "average", "image_size": 128, "test_crop": 1.0, "epochs": 8}
         ),
         "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the stages from 5 on are trained, without "
         "random crops, 8 epochs",

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from proxygml.backbones import Embedder, build
+from proxygml.backbones.trunk import Trunk
 
 
-class Identity(torch.nn.Module):
+class Identity(Trunk):
     """A trunk that gives its input, so that what reaches it can be seen."""
 
     channels, pixel_mean, pixel_std, bgr = 3, (10.0, 20.0, 30.0), (1.0, 2.0, 5.0), False

@@ -44,6 +44,7 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
     cli.main(["paper", "ratio", "--quick"])
     before = {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()}
     monkeypatch.setattr(running, "ProcessPoolExecutor", None)  # whoever wants to run anything fails
+    cli.main(["paper", "ratio", "--quick"])
     cli.main(["paper", "ratio", "--quick", "--render"])
     assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before
 

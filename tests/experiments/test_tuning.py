@@ -1,0 +1,73 @@
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from proxygml.experiments.found import load_runs
+from proxygml.experiments.tuning import HELD_OUT, OWN, RATES, apply, suggest, tuned
+from proxygml.losses import METHODS, make
+from proxygml.recipes import GLYPHS, Recipe, parse_settings
+
+pytest.importorskip("optuna", reason="optuna is not installed: proxygml[paper]")
+ARMS = {"ours": GLYPHS, "theirs": GLYPHS.changed({"loss": "ms", "loss_settings": ("alpha=3",)})}
+
+
+def judged(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict]]:
+    """A made-up world in which 1e-3 is the best rate of the network."""
+    for mark, recipe in recipes.items():
+        assert recipe.held_out == HELD_OUT["held_out"]
+        assert not recipe.test
+        score = 1 / (1 + abs(recipe.learning_rate - 1e-3))
+        yield mark, {"scores": {"map_at_r": score}, "seconds": 1.0}
+
+
+def search(results: Path, trials: int, finish=judged) -> dict[str, Recipe]:
+    return tuned("glyphs", ARMS, lambda recipe: 0.03, results=results, trials=trials, finish=finish)
+
+
+def test_every_arm_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> None:
+    best = search(tmp_path, 6)
+    trials = load_runs(tmp_path / "tuning/glyphs.json")
+    for name, recipe in best.items():
+        own = [trial for trial in trials if trial["arm"] == name]
+        assert len(own) == 6
+        assert own[0]["settings"] == {}  # the arm as it is
+        chosen = max(own, key=lambda trial: trial["map_at_r"])
+        assert recipe == apply(ARMS[name], 0.03, chosen["settings"])
+        assert abs(recipe.learning_rate - 1e-3) <= abs(ARMS[name].learning_rate - 1e-3)
+
+
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    straight = search(tmp_path / "straight", 4)
+
+    def stops(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict]]:
+        yield next(judged(recipes, note))
+        if note == "trial 3 of 4":
+            raise KeyboardInterrupt
+        yield from list(judged(recipes, note))[1:]
+
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "stopped", 4, stops)
+    kept = load_runs(tmp_path / "stopped/tuning/glyphs.json")
+    assert len(kept) == 5
+    assert search(tmp_path / "stopped", 4) == straight
+    assert load_runs(tmp_path / "stopped/tuning/glyphs.json")[:5] == kept
+
+
+@pytest.mark.parametrize("loss", METHODS)
+def test_what_is_searched_is_a_setting_of_the_loss_within_its_ends(loss: str) -> None:
+    settings = suggest(loss, [], 1)
+    ends = RATES | ({OWN[loss][0]: OWN[loss][1:]} if loss in OWN else {})
+    assert settings.keys() == ends.keys()
+    assert all(lowest <= settings[name] <= highest for name, (lowest, highest) in ends.items())
+    recipe = apply(GLYPHS.changed({"loss": loss}), 0.03, settings)
+    if loss != "proxygml":
+        make(loss, 5, 8, parse_settings(recipe.loss_settings))
+
+
+def test_settings_of_a_trial_come_on_top_of_the_arms_own() -> None:
+    settings = {"learning_rate": 2.0, "proxy_learning_rate": 0.5, "beta": 40.0}
+    recipe = apply(ARMS["theirs"].changed({"head_learning_rate": 1e-2}), 0.03, settings)
+    assert (recipe.learning_rate, recipe.head_learning_rate) == (2 * GLYPHS.learning_rate, 2e-2)
+    assert recipe.proxy_learning_rate == 0.015
+    assert parse_settings(recipe.loss_settings) == {"alpha": 3, "beta": 40.0}
