@@ -138,7 +138,8 @@ class _Session:
         """One epoch, its entry in the log, and its checkpoint."""
         started = time.perf_counter()
         entry = {"epoch": epoch + 1} | self._train_epoch(epoch)
-        entry["images_per_second"] = len(self.train_images) / (time.perf_counter() - started)
+        entry["training_seconds"] = time.perf_counter() - started
+        entry["images_per_second"] = len(self.train_images) / entry["training_seconds"]
         verdict = None
         if self.held_out_images is not None:
             verdict = self.judge.score(self.model, self.held_out_images, "scoring held-out classes", cluster=False)

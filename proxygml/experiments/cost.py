@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from proxygml import losses, training
 from proxygml.experiments.comparison import fair
+from proxygml.experiments.convergence import time_to_converge
 from proxygml.experiments.drawing import draw_bars
 from proxygml.experiments.found import Found, Range
+from proxygml.experiments.running import summary
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
@@ -26,63 +28,59 @@ PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
-    """Two short epochs, the first to warm up."""
-    short = {"epochs": 2, "tested_epochs": (), "held_out": 0.0, "test": False}
-    return {name: fair(base, name).changed(short) for name in losses.METHODS}
+    return {name: fair(base, name) for name in losses.METHODS}
 
 
 def measure(recipe: Recipe, folder: Path) -> dict:
-    """Seconds of a step in the second epoch, and by how much memory grew above the empty process."""
+    """Seconds of a step, after the first epoch, and to convergence; and memory above that of the empty process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    entry = training.train(recipe, folder).log[-1]
-    memory = entry["peak_memory_mb"] - (0 if torch.cuda.is_available() else before)
-    return {"step_seconds": recipe.batch_size / entry["images_per_second"], "memory_mb": round(memory, 1)}
+    run = training.train(recipe, folder)
+    steps = [recipe.batch_size / entry["images_per_second"] for entry in run.log[1:] or run.log]
+    memory = max(entry["peak_memory_mb"] for entry in run.log) - (0 if torch.cuda.is_available() else before)
+    return {
+        "step_seconds": statistics.median(steps),
+        "convergence_seconds": time_to_converge(summary(run))["seconds"],
+        "memory_mb": round(memory, 1),
+    }
 
 
 def _ratio(found: Found, name: str, key: str) -> Range:
-    """Median over rounds, multiple of ProxyGML's, and half the distance between the extremes."""
+    """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes."""
     ours = statistics.median(run[key] for run in found.arms["proxygml"])
     multiples = [run[key] / ours for run in found.arms[name]]
     return Range(statistics.median(multiples), (max(multiples) - min(multiples)) / 2)
+
+
+MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
 
 
 def table(found: Found, dataset: str) -> Table:
     rows = []
     for name, runs in found.arms.items():
         cells = [f"{1000 * statistics.median(run['step_seconds'] for run in runs):.1f}"]
-        for key in ("step_seconds", "memory_mb"):
+        for key in MEASURED:
             ratio = _ratio(found, name, key)
             cells.append(f"{ratio.mean:.2f} ± {ratio.half_width:.2f}")
-        step, _, memory = PAPER.get(name, (None, None, None))
-        theirs = [f"{step / PAPER['proxygml'][0]:.2f}", f"{memory / PAPER['proxygml'][2]:.2f}"] if step else ["-", "-"]
+        pairs = zip(PAPER.get(name, ()), PAPER["proxygml"], strict=False)
+        theirs = [f"{one / ours:.2f}" for one, ours in pairs] or ["-"] * 3
         rows.append((name, *cells, *theirs))
-    columns = (
-        "method",
-        "ms a step",
-        "time, ratio to ProxyGML",
-        "memory, ratio",
-        "paper: time, ratio",
-        "paper: memory, ratio",
-    )
-    return Table(columns, tuple(rows))
+    columns = [f"{what}, ratio to ProxyGML" for what in MEASURED.values()]
+    return Table(("method", "ms a step", *columns, *(f"paper: {what}" for what in MEASURED.values())), tuple(rows))
 
 
 def draw(found: Found, figure: Figure) -> None:
-    for axis, key, label in zip(
-        figure.subplots(1, 2, sharey=True), ("step_seconds", "memory_mb"), ("time of a step", "memory"), strict=True
-    ):
-        draw_bars(axis, {name: _ratio(found, name, key) for name in found.arms}, f"{label}, multiple of ProxyGML's")
+    for axis, (key, label) in zip(figure.subplots(1, 3, sharey=True), MEASURED.items(), strict=True):
+        draw_bars(axis, {name: _ratio(found, name, key) for name in found.arms}, f"{label}, ratio to ProxyGML")
         axis.axvline(1, color="#4d4d4d", linewidth=1)
+        axis.set(xlim=(0, None))
 
 
 def claims(found: Found) -> dict[str, str]:
-    def compared(name: str, key: str) -> str:
-        return f"{_ratio(found, name, key).mean:.2f} times"
-
     return {
-        f"a step of {name} takes {PAPER[name][0] / PAPER['proxygml'][0]:.2f} times that of ProxyGML": (
-            f"here {compared(name, 'step_seconds')}, in equal batches"
+        f"{what} of {name} is {theirs / ours:.2f} times that of ProxyGML": (
+            f"here {_ratio(found, name, key).mean:.2f} times, in batches of the same size"
         )
         for name in PAPER
         if name != "proxygml" and name in found.arms
+        for (key, what), theirs, ours in zip(MEASURED.items(), PAPER[name], PAPER["proxygml"], strict=True)
     }

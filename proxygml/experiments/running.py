@@ -135,6 +135,9 @@ def run_missing(
         save_runs(path, runs)
     if not recipes:
         return
+    if measure is not None:  # what was interrupted is measured again from its beginning
+        work = work / experiment
+        shutil.rmtree(work, ignore_errors=True)
     total = sum(recipe.epochs for recipe in recipes.values())
 
     def told(done: int, note: str) -> None:
@@ -221,7 +224,7 @@ def summary(run: Run) -> dict:
     seconds = 0.0
     curve = []
     for entry in log:
-        seconds += entry["seconds"]
+        seconds += entry["training_seconds"]
         judged = entry.get("test") or entry.get("held_out")
         if judged is not None:
             curve.append({"epoch": entry["epoch"], "seconds": round(seconds, 2), "recall@1": judged["recall@1"]})
