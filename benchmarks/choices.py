@@ -47,7 +47,7 @@ START = Recipe(  # the loss as in the paper; what surrounds it as the issue's ha
 )
 BOTH = {"ratio": 0.2, "adam_epsilon": 1e-2}
 SEEN = {"pooling": "average+max", "crop_scale": (0.16, 1.0)}
-PRESET = {"ratio": 1.0, "adam_epsilon": 1e-2, **SEEN}
+TOGETHER = {"ratio": 1.0, "adam_epsilon": 1e-2, **SEEN}
 CHOICES: dict[str, dict[str, object]] = {
     "as in the paper": {},
     "epsilon 0.01": {"adam_epsilon": 1e-2},
@@ -67,17 +67,17 @@ CHOICES: dict[str, dict[str, object]] = {
     "both, rates doubled": BOTH | {"learning_rate": 4e-4, "head_learning_rate": 2e-3},
     "both, average and max pooling": BOTH | {"pooling": "average+max"},
     "both, crops from 0.16": BOTH | {"crop_scale": (0.16, 1.0)},
-    "preset": PRESET,
-    "preset, nothing frozen": PRESET | {"frozen": ()},
-    "preset, frozen to stage 3": PRESET | {"frozen": ("stem", "1", "2", "3")},
-    "preset, batch norm learns": PRESET | {"freeze_batch_norm": False},
-    "preset, 6 epochs": PRESET | {"epochs": 6},
-    "preset, nothing frozen, 6 epochs": PRESET | {"frozen": (), "epochs": 6},
-    "preset, nothing frozen, 12 epochs": PRESET | {"frozen": (), "epochs": 12},
+    "together": TOGETHER,
+    "together, nothing frozen": TOGETHER | {"frozen": ()},
+    "together, frozen to stage 3": TOGETHER | {"frozen": ("stem", "1", "2", "3")},
+    "together, batch norm learns": TOGETHER | {"freeze_batch_norm": False},
+    "together, 6 epochs": TOGETHER | {"epochs": 6},
+    "together, nothing frozen, 6 epochs": TOGETHER | {"frozen": (), "epochs": 6},
+    "together, nothing frozen, 12 epochs": TOGETHER | {"frozen": (), "epochs": 12},
     "Proxy-Anchor, proxy rate 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2},
     "Proxy-Anchor, proxy rate 0.03": {"loss": "proxy-anchor"},
     "Proxy-Anchor, epsilon 0.01": {"loss": "proxy-anchor", "proxy_learning_rate": 1e-2, "adam_epsilon": 1e-2},
-    "Proxy-Anchor, pooling and crops as the preset": {"loss": "proxy-anchor", **SEEN},
+    "Proxy-Anchor, pooling and crops alike": {"loss": "proxy-anchor", **SEEN},
     "Proxy-Anchor, the same, nothing frozen, 6 epochs": {"loss": "proxy-anchor", **SEEN, "frozen": (), "epochs": 6},
 }
 
