@@ -28,7 +28,7 @@ CLASSES, BATCH, DIMENSION = 100, 32, 512
 RELATIVES = {  # the nearest method that does comparable work
     **dict.fromkeys(("semihard", "htl"), "triplet"),
     **dict.fromkeys(("liftedstruct", "ms", "margin", "clustering", "hdc"), "contrastive"),
-    "damlrrm": "liftedstruct",
+    "damlrrm": "ms",
     "hdml": "n-pair",
     "proxygml": "softtriple",
     **dict.fromkeys(("proxy-nca", "proxy-anchor", "cosface", "am-softmax", "l-softmax", "center"), "norm-softmax"),

@@ -20,7 +20,7 @@ OWN = {  # the setting of each loss that is searched beside its rates, from and 
     "clustering": ("gamma", 2.0, 50.0),
     "proxy-nca": ("softmax_scale", 3.0, 30.0),
     "htl": ("first_margin", 0.05, 0.5),
-    "damlrrm": ("margin", 0.5, 2.0),
+    "damlrrm": ("structured_share", 0.5, 0.9),
     "hdml": ("alpha", 30.0, 300.0),
     "softtriple": ("la", 7.0, 60.0),
     "ms": ("beta", 20.0, 100.0),

@@ -4,7 +4,7 @@ Only the abstract of the paper and one sentence quoted from it were at hand, and
 come from two data streams, of different structure and length; in each class a spanning tree of least visual distance
 stands in for all positive pairs; and some other loss takes the pairs. The rest is a reconstruction, and numbers that
 come of it are not the authors'. In particular: squared distances of unit vectors as the visual distance, negatives
-across the streams, lifted structure as the default loss, a margin of 1, and 24 of 32 images in the structured stream.
+across the streams, multi-similarity as the default loss, and 24 of 32 images in the structured stream.
 """
 
 import torch
@@ -33,7 +33,7 @@ class DAMLRRMLoss(nn.Module):
         num_classes: int,
         embedding_dim: int,
         *,
-        base: str = "liftedstruct",
+        base: str = "ms",
         structured_share: float = 0.75,
         margin: float = 1.0,
     ) -> None:

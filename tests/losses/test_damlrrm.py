@@ -170,7 +170,7 @@ class TestByHand:
         first = math.log(math.exp(1 - 2) + math.exp(1 - math.sqrt(3))) + 1
         terms = [1 - math.sqrt(2), 1 - self.near, 1 - 2, 1 - math.sqrt(3)]
         second = math.log(sum(math.exp(term) for term in terms)) + math.sqrt(2)
-        value = DAMLRRMLoss(2, 2)(at_degrees(*self.angles), self.labels)
+        value = DAMLRRMLoss(2, 2, base="liftedstruct")(at_degrees(*self.angles), self.labels)
         assert value.item() == pytest.approx((first**2 + second**2) / 4, abs=1e-6)
 
     def test_contrastive(self) -> None:
@@ -247,7 +247,7 @@ class TestEveryBase:
 def test_three_quarters_of_a_batch_are_the_structured_stream(images: int, structured: int) -> None:
     embeddings, _ = random_batch(0, images=images, dimension=2)
     labels = torch.arange(images) % 3
-    value = DAMLRRMLoss(3, 2)(embeddings, labels)
+    value = DAMLRRMLoss(3, 2, base="liftedstruct")(embeddings, labels)
     for count in (structured - 1, structured, structured + 1):
         expected = slow_loss(embeddings, labels, "liftedstruct", count)
         assert (value.item() == pytest.approx(expected.item(), rel=1e-6)) == (count == structured)
