@@ -260,7 +260,6 @@ class TestLosses:
             (["glyphs", "--loss", "ms", "--like", "nativ"], "expected --like fair or --like native, got nativ"),
             (["glyphs", "--loss", "ms", "--like", "native"], "--like native changes a preset of the paper"),
             (["--loss", "ms", "--like", "fair"], "--like fair changes a preset"),
-            (["paper-cub", "--loss", "cosface", "--like", "native"], "no run of cosface on these datasets is known"),
             (["glyphs", *SMALL, "--loss", "ms", "--images-per-class", "40"], "two classes of 40 images each"),
         ],
     )
