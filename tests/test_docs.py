@@ -102,7 +102,7 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
         assert ("**" in sections[name]) == bool(method.doubt), f"{name}: {method.doubt}"
 
 
-@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper")])
+@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper"), ("methods/glyphs", "methods")])
 def test_a_table_in_the_documents_is_what_its_command_renders_from_results(results: str, page: str) -> None:
     import importlib
     import json
