@@ -137,3 +137,13 @@ def test_every_experiment_has_its_command_in_the_page_of_the_paper() -> None:
     page = (ROOT / "docs" / "paper.md").read_text()
     for name in EXPERIMENTS:
         assert f"`proxygml paper {name}`" in page
+
+
+def test_every_loss_has_learned_something() -> None:
+    import json
+
+    from proxygml.losses import METHODS
+
+    found = json.loads((ROOT / "results" / "methods" / "glyphs.json").read_text())
+    assert [entry["name"] for entry in found if entry["recall@1"] > entry["untrained"]] == [e["name"] for e in found]
+    assert {entry["name"] for entry in found} == METHODS.keys()
