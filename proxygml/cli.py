@@ -230,7 +230,7 @@ def paper(
         protocol: As in the paper, where test classes choose the best epoch; or fair: settings are chosen on held-out
             training classes, with equal trials for all, and test classes are scored once.
         jobs: Runs at a time [default: one for each core, or one on a GPU].
-        quick: Two epochs on a dozen classes, one seed, into runs/quick: does everything work?
+        quick: Two epochs on thirty classes, one seed, into runs/quick: does everything work?
         render: Draw from results/ alone.
         report: Write docs/results.md from results/.
     """
@@ -238,7 +238,11 @@ def paper(
     from proxygml.experiments import rendering, running
 
     if report:
-        Path("docs").mkdir(exist_ok=True)
+        if not Path("results").is_dir() or not Path("docs").is_dir():
+            raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
+        for known in experiments.EXPERIMENTS:
+            for which in rendering.made(known, Path("results")):
+                rendering.render(known, *which, Path("results"))
         with written_whole(Path("docs/results.md")) as draft:
             draft.write_text(rendering.report(Path("results")))
         output.print("docs/results.md", highlight=False)
@@ -252,8 +256,8 @@ def paper(
     results = Path("runs/quick") if quick else Path("results")
     experiments.find(name)
     if not render:
-        if seeds < 1:
-            raise ValueError(f"expected at least one seed, got {seeds}")
+        if seeds < 1 or (jobs is not None and jobs < 1):
+            raise ValueError(f"expected at least one seed and one job, got {seeds} and {jobs}")
         with drawn_progress() as progress:
             running.run_experiment(
                 name,
@@ -266,7 +270,9 @@ def paper(
                 jobs=jobs,
                 progress=progress,
             )
-    show_table(rendering.render(name, dataset, protocol, results))
+    table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
+    show_table(table)
+    output.print(remarks.replace("\n\n", "\n").replace("\\", "").strip("\n"), highlight=False, markup=False)
     path = rendering.protocol_file(results, name, dataset, protocol)
     for ending in (".png", ".svg", ".md", ".csv", ".tex"):
         output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from proxygml.experiments import tables as experiments
+from proxygml.experiments import tables
 from proxygml.losses import Method
 from proxygml.recipes import Recipe
 
@@ -98,7 +98,7 @@ def show_losses(methods: Mapping[str, Method]) -> None:
             output.print(f"* {name}: {method.doubt}", highlight=False, markup=False)
 
 
-def show_table(rows: experiments.Table) -> None:
+def show_table(rows: tables.Table) -> None:
     """A table of an experiment."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(rows.columns):

@@ -87,7 +87,7 @@ def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mir
     """Images as a network sees them in an epoch of training: random crops; of maps nothing but their mirror images."""
     chance = {"seed": recipe.seed, "epoch": epoch}
     if images.are_maps:
-        return Mirrored(images.pixels, images.labels, **chance)
+        return Mirrored(images.pixels, images.labels, **chance if recipe.flip else {})
     augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
     return Crops(images.open, images.labels, size=recipe.image_size, augmentation=augmentation, **chance)
 
@@ -160,13 +160,18 @@ def remarks(recipe: Recipe) -> dict[str, str]:
     return {"remark": f"{recipe.loss}: {doubt}"} if doubt else {}
 
 
+def own_rate(recipe: Recipe) -> float:
+    """The learning rate of what the loss learns itself."""
+    return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
+
+
 def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:
     """One optimizer over groups with learning rates of their own: trunk, head, and the parameters of the loss."""
     rates = {
         "trunk": (model.trunk, recipe.learning_rate),
         "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
         **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
-        "proxies": (loss, recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate),
+        "proxies": (loss, own_rate(recipe)),
     }
     groups, taken = [], set()
     for name, (module, rate) in rates.items():

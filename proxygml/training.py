@@ -140,6 +140,7 @@ class _Session:
         entry = {"epoch": epoch + 1} | self._train_epoch(epoch)
         entry["training_seconds"] = time.perf_counter() - started
         entry["images_per_second"] = len(self.train_images) / entry["training_seconds"]
+        entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
         verdict = None
         if self.held_out_images is not None:
             verdict = self.judge.score(self.model, self.held_out_images, "scoring held-out classes", cluster=False)
@@ -150,7 +151,6 @@ class _Session:
             entry["test"] = test_scores.to_json()
             verdict = verdict or test_scores
         entry["seconds"] = time.perf_counter() - started
-        entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
         if self._is_best(verdict):
             self.best = {"epoch": epoch + 1, "map_at_r": None if verdict is None else verdict.map_at_r}
             self._save_best(run)

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml import losses, methods
-from proxygml.experiments.drawing import draw_bars
+from proxygml.experiments.drawing import draw_bars, starred
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
@@ -28,17 +28,19 @@ QUOTED = {  # by the paper, mostly from other papers: dimension, then NMI, R@1, 
 PAPERS_DATASETS = ("cub", "cars", "sop")
 
 
-def fair(base: Recipe, loss: str) -> Recipe:
-    """A method in the setting that all share."""
+def alike(base: Recipe, loss: str) -> Recipe:
+    """A method in the setting that all share; ProxyGML as its preset has it, warm-up included."""
+    if loss == "proxygml":
+        return base.changed({"loss": loss})
     dataset = "cub" if base.dataset == "maps" else base.dataset  # whose photos the maps are made of
     return base.changed(methods.settings(loss, "fair", dataset))
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
     """Every loss at the dimension of the base, and ProxyGML also at smaller ones: in the paper 64, 384 and 512."""
-    others = {name: fair(base, name) for name in losses.METHODS if name != "proxygml"}
+    others = {name: alike(base, name) for name in losses.METHODS if name != "proxygml"}
     ours = {
-        name: fair(base, "proxygml").changed({"embedding_dim": max(1, dimension * base.embedding_dim // 512)})
+        name: alike(base, "proxygml").changed({"embedding_dim": max(1, dimension * base.embedding_dim // 512)})
         for name, dimension in OURS.items()
     }
     return others | ours
@@ -53,22 +55,24 @@ def table(found: Found, dataset: str) -> Table:
     else:
         quoted = [f"quoted: {name} R@1" for name in ("CUB", "Cars196", "SOP")]
     rows = []
-    for arm, runs in found.arms.items():
-        mark = " *" if runs[0].get("remark") else ""
+    for arm in found.arms:
         dimension, *figures = QUOTED.get(arm, (None, *["- - - -"] * 3))
         columns = [figure.split() for figure in figures]
         theirs = columns[PAPERS_DATASETS.index(dataset)] if dataset in PAPERS_DATASETS else [one[1] for one in columns]
         ours = [str(found.range(arm, metric)) for metric in ("nmi", *metrics)]
-        rows.append((arm + mark, *ours, *theirs, "-" if dimension is None else str(dimension)))
+        rows.append((starred(arm), *ours, *theirs, "-" if dimension is None else str(dimension)))
     return Table(("method", *here, *quoted, "quoted: D"), tuple(rows))
 
 
 def draw(found: Found, figure: Figure) -> None:
-    ranges = {name: found.range(name, "recall@1") for name in found.arms}
+    ranges = {starred(name): found.range(name, "recall@1") for name in found.arms}
     ordered = dict(sorted(ranges.items(), key=lambda pair: -pair[1].mean))
     draw_bars(figure.subplots(), ordered, "Recall@1, %")
 
 
 def claims(found: Found) -> dict[str, str]:
     others = [name for name in QUOTED if name not in OURS and name in found.arms]
-    return {f"ProxyGML is better than {name}": found.verdict("proxygml", name) for name in [*others, "proxy-anchor"]}
+    return {
+        f"ProxyGML is better than {starred(name)}": found.verdict("proxygml", name)
+        for name in [*others, "proxy-anchor"]
+    }

@@ -4,18 +4,20 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from proxygml.experiments.comparison import fair
+from proxygml.experiments.comparison import alike
+from proxygml.experiments.drawing import starred
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
 IN_THE_PAPER = "Figure 1"
 METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
+EVERY_EPOCH = True  # is tested
 NEARLY = 0.95  # of the highest Recall@1 that a run reaches
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
-    return {name: fair(base, name) for name in METHODS}
+    return {name: alike(base, name) for name in METHODS}
 
 
 def time_to_converge(run: dict) -> dict:
@@ -29,7 +31,7 @@ def table(found: Found, dataset: str) -> Table:
     for name, runs in found.arms.items():
         points = [time_to_converge(run) for run in runs]
         epoch, seconds = (statistics.mean(point[key] for point in points) for key in ("epoch", "seconds"))
-        rows.append((name, str(found.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
+        rows.append((starred(name), str(found.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
     return Table(("method", "best R@1", f"epochs to {NEARLY:.0%} of it", "seconds to there"), tuple(rows))
 
 
@@ -41,7 +43,7 @@ def draw(found: Found, figure: Figure) -> None:
             points = list(zip(*(run["curve"] for run in runs), strict=False))  # the same epoch of all seeds
             across = [statistics.mean(point[key] for point in same) for same in points]
             heights = [100 * statistics.mean(point["recall@1"] for point in same) for same in points]
-            axis.plot(across, heights, marker=".", linewidth=3 if name == "proxygml" else 1.2, label=name)
+            axis.plot(across, heights, marker=".", linewidth=3 if name == "proxygml" else 1.2, label=starred(name))
         axis.set(xlabel=label)
     figure.axes[0].set(ylabel="Recall@1 on test classes, %")
     figure.axes[1].legend()
@@ -54,8 +56,9 @@ def claims(found: Found) -> dict[str, str]:
     ours = mean_seconds("proxygml")
     return {
         f"ProxyGML converges faster and higher than {name}": (
-            f"{mean_seconds(name) / ours:.2f} times its time; Recall@1 higher: {found.verdict('proxygml', name)}"
+            f"{name} takes {mean_seconds(name) / ours:.2f} times as long as ProxyGML; its Recall@1 is lower: "
+            f"{found.verdict('proxygml', name)}"
         )
         for name in found.arms
-        if name != "proxygml"
+        if name not in ("proxygml", "proxy-nca")  # which the supplement calls the faster one
     }

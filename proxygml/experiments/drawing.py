@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from proxygml import losses
 from proxygml.experiments.found import Found, Range
 
 
@@ -13,8 +14,8 @@ def draw_bars(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
     names = list(ranges)
     widths = [ranges[name].mean for name in names]
     axis.barh(names, widths, xerr=[_half_width(ranges[name]) for name in names], color="#4575b4", ecolor="#4d4d4d")
-    axis.invert_yaxis()
-    axis.set(xlabel=label, xlim=(max(0, min(widths) - 15), None))
+    axis.yaxis.set_inverted(True)
+    axis.set(xlabel=label, xlim=(0, None))
 
 
 def draw_series(axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[float, str]]], **labels: str) -> None:
@@ -39,5 +40,15 @@ def number_rows(found: Found, arms: Sequence[str], metrics: Sequence[str]) -> tu
     return tuple((arm, *(str(found.range(arm, metric)) for metric in metrics)) for arm in arms if arm in found.arms)
 
 
-def _half_width(range: Range) -> float:
-    return 0.0 if math.isnan(range.half_width) else range.half_width
+def starred(name: str) -> str:
+    """The name of an arm, with a star where it is a loss of which something is remembered or reconstructed."""
+    return name + (" *" if doubt_of(name) else "")
+
+
+def doubt_of(name: str) -> str:
+    """What is remembered or reconstructed of a loss, if the arm is named after one."""
+    return losses.METHODS[name].doubt if name in losses.METHODS else ""
+
+
+def _half_width(over_seeds: Range) -> float:
+    return 0.0 if math.isnan(over_seeds.half_width) else over_seeds.half_width

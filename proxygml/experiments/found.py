@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from scipy import stats
 
+from proxygml import losses
 from proxygml.files import written_whole
+from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe
 
 NO_INFLUENCE = ("data", "device", "workers", "cache", "cache_gigabytes")  # on the scores of a run
@@ -20,6 +22,8 @@ NO_INFLUENCE = ("data", "device", "workers", "cache", "cache_gigabytes")  # on t
 def fingerprint(recipe: Recipe) -> str:
     """The same for recipes that give the same scores."""
     settings = {name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE}
+    settings["proxy_learning_rate"] = own_rate(recipe)
+    settings["loss_defaults"] = losses.defaults(recipe.loss)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -30,6 +34,8 @@ class Range(NamedTuple):
     half_width: float
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "-"
         return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
 
@@ -47,8 +53,8 @@ class Found:
         return cls({name: same for name, same in by_name.items() if same})
 
     def values(self, arm: str, metric: str) -> dict[int, float]:
-        """Percentages by seed."""
-        return {run["seed"]: 100 * run["scores"][metric] for run in self.arms[arm]}
+        """Percentages by seed; none of an arm that was not run."""
+        return {run["seed"]: 100 * run["scores"][metric] for run in self.arms.get(arm, ())}
 
     def range(self, arm: str, metric: str) -> Range:
         """Mean and interval over the seeds of an arm."""
@@ -66,6 +72,8 @@ class Found:
     def verdict(self, arm: str, other: str, metric: str = "recall@1") -> str:
         """Whether an arm is above another, in words, with the difference that says so."""
         difference = self.difference(arm, other, metric)
+        if math.isnan(difference.mean):
+            return "not run with the same seeds"
         if math.isnan(difference.half_width):
             return f"one seed cannot tell ({difference.mean:+.1f})"
         if abs(difference.mean) <= difference.half_width:
@@ -95,9 +103,12 @@ def load_runs(path: Path) -> list[dict]:
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_text())
+        runs = json.loads(path.read_text())
+        if not (isinstance(runs, list) and all(isinstance(run, dict) for run in runs)):
+            raise ValueError("no list of runs")
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): restore it, or move it away to run it all again") from error
+    return runs
 
 
 def save_runs(path: Path, runs: list[dict]) -> None:

@@ -33,7 +33,7 @@ def draw(found: Found, figure: Figure) -> None:
     axis.set_xticks(range(len(NUMBERS)), NUMBERS)
     axis.set_yticks(range(len(RATIOS)), RATIOS)
     for (row, column), value in np.ndenumerate(means):
-        dark = value < (means.min() + means.max()) / 2
+        dark = value < (np.nanmin(means) + np.nanmax(means)) / 2
         axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
 
 
@@ -43,6 +43,6 @@ def claims(found: Found) -> dict[str, str]:
         "N = 12 with r = 0.05 is best": (
             "it had the highest mean" if best == full else f"{best} was: {found.verdict(full, best)}"
         ),
-        "r = 0.01, which links no negatives, is worse than r = 0.05 at N = 12": found.verdict(full, named(12, 0.01)),
+        "r = 0.01 is worse than r = 0.05 at N = 12": found.verdict(full, named(12, 0.01)),
         "N = 1 with all linked is worse than N = 12 with r = 0.05": found.verdict(full, named(1, 1.0)),
     }

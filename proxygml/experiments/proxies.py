@@ -43,13 +43,13 @@ def draw(found: Found, figure: Figure) -> None:
 def claims(found: Found) -> dict[str, str]:
     compared = {}
     for ratio in RATIOS:
+        twelve = named(12, ratio)
         best = max(NUMBERS, key=lambda number: found.range(named(number, ratio), "recall@1").mean)
-        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdict(
-            named(12, ratio), named(1, ratio)
-        )
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdict(twelve, named(1, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = found.verdict(twelve, named(20, ratio))
         compared[f"at r = {ratio:g}, N = 12 is best"] = (
-            "it had the highest mean"
-            if best == 12
-            else f"N = {best} was: " + found.verdict(named(12, ratio), named(best, ratio))
+            "it had the highest mean" if best == 12 else f"N = {best} was: {found.verdict(twelve, named(best, ratio))}"
         )
+    for ratio in RATIOS[1:]:
+        compared[f"at N = 12, r = 0.05 is better than r = {ratio:g}"] = found.verdict(named(12, 0.05), named(12, ratio))
     return compared

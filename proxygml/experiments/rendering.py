@@ -6,8 +6,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from proxygml.experiments import EXPERIMENTS, find
+from proxygml.experiments.drawing import doubt_of
 from proxygml.experiments.found import Found, load_runs, results_file
-from proxygml.experiments.settings import SETTINGS
+from proxygml.experiments.running import arms_as_in_the_paper, belongs
+from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 
@@ -22,13 +24,18 @@ protocol is explained in [paper.md](paper.md).
 """
 
 
-def load_found(experiment: str, dataset: str, protocol: str, results: Path) -> Found:
-    """What results/ holds of an experiment; a FileNotFoundError says how to make it."""
+def load_found(experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False) -> Found:
+    """What results/ holds of an experiment; a FileNotFoundError says how to make it.
+
+    Runs of other settings than today's are left out; of the fair protocol they cannot be told.
+    """
     path = protocol_file(results, experiment, dataset, protocol)
-    runs = load_runs(path)
+    arms = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))
+    runs = [run for run in load_runs(path) if run.get("arm") in arms and (protocol == "fair" or belongs(run, arms))]
     if not runs:
-        raise FileNotFoundError(f"no runs in {path}: make them with {_command(experiment, dataset, protocol)}")
-    return Found.of(runs, find(experiment).arms(SETTINGS[dataset].recipe))
+        command = _command(experiment, dataset, protocol) + (" --quick" if quick else "")
+        raise FileNotFoundError(f"no runs of today's settings in {path}: make them with {command}")
+    return Found.of(runs, arms)
 
 
 def protocol_file(results: Path, experiment: str, dataset: str, protocol: str) -> Path:
@@ -36,12 +43,13 @@ def protocol_file(results: Path, experiment: str, dataset: str, protocol: str) -
     return results_file(results, experiment, dataset + ("-fair" if protocol == "fair" else ""))
 
 
-def render(experiment: str, dataset: str, protocol: str, results: Path) -> Table:
-    """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what results/ holds; the table."""
-    module, found = find(experiment), load_found(experiment, dataset, protocol, results)
-    table = module.table(found, dataset)
+def render(experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False) -> tuple[Table, str]:
+    """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
+    module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
+    table, remarks = module.table(found, dataset), _remarks(found)
     path = protocol_file(results, experiment, dataset, protocol)
-    for ending, text in ((".md", table.to_markdown()), (".csv", table.to_csv()), (".tex", table.to_latex())):
+    markdown = table.to_markdown() + remarks
+    for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with written_whole(path.with_suffix(ending)) as draft:
             draft.write_text(text)
     with matplotlib.rc_context({"svg.hashsalt": experiment}):  # the same picture is the same file
@@ -52,43 +60,56 @@ def render(experiment: str, dataset: str, protocol: str, results: Path) -> Table
         for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             with written_whole(path.with_suffix(ending)) as draft:
                 figure.savefig(draft, format=ending[1:], dpi=110, metadata=metadata)
-    return table
+    return table, remarks
 
 
-def report(results: Path) -> str:
+def _remarks(found: Found) -> str:
+    """What is remembered or reconstructed of the losses in a table, as Markdown below it."""
+    return "".join(f"\n\\* {name}: {doubt_of(name)}\n" for name in found.arms if doubt_of(name))
+
+
+def made(experiment: str, results: Path) -> list[tuple[str, str]]:
+    """The datasets and protocols of which results/ holds something."""
+    return [
+        (dataset, protocol)
+        for dataset in SETTINGS
+        for protocol in PROTOCOLS
+        if protocol_file(results, experiment, dataset, protocol).exists()
+    ]
+
+
+def report(results: Path, *, quick: bool = False) -> str:
     """docs/results.md: all that results/ holds, in the order of the experiments."""
     text = HEAD
     for experiment in EXPERIMENTS:
-        module = find(experiment)
-        made = [
-            (name, protocol)
-            for name in SETTINGS
-            for protocol in PROTOCOLS
-            if protocol_file(results, experiment, name, protocol).exists()
-        ]
+        module, sections = find(experiment), made(experiment, results)
         text += f"## {experiment}\n{module.__doc__.splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
-        if not made:
+        if not sections:
             text += f"Not run here so far: `{_command(experiment, 'glyphs', 'paper')}`.\n\n"
-        for dataset, protocol in made:
-            text += _section(experiment, dataset, protocol, results)
+        for dataset, protocol in sections:
+            text += _section(experiment, dataset, protocol, results, quick)
     return text.rstrip("\n") + "\n"
 
 
-def _section(experiment: str, dataset: str, protocol: str, results: Path) -> str:
-    module, found = find(experiment), load_found(experiment, dataset, protocol, results)
+def _section(experiment: str, dataset: str, protocol: str, results: Path, quick: bool) -> str:
+    module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
     runs = [run for same in found.arms.values() for run in same]
     seeds = sorted({run["seed"] for run in runs})
     made_by = {key: sorted({str(run["made_by"][key]) for run in runs}) for key in ("commit", "machine")}
     hours = sum(run.get("seconds", 0.0) for run in runs) / 3600
-    remarks = sorted({run["remark"] for run in runs if run.get("remark")})
-    claims = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found).items())
+    missing = len(module.arms(SETTINGS[dataset].recipe)) - len(found.arms)
+    if missing:
+        claims = f"Not yet compared: {missing} rows are still to be run.\n"
+    else:
+        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found).items())
+        claims = f"What the paper says of it, here:\n\n{listed}"
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n{SETTINGS[dataset].about}.\n\n"
         + module.table(found, dataset).to_markdown()
-        + "".join(f"\n\\* {remark}" for remark in remarks)
+        + _remarks(found)
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
-        + f"What the paper says of it, here:\n\n{claims}\n"
+        + f"{claims}\n"
         + f"`{_command(experiment, dataset, protocol)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "
         + (f"{hours:.1f} hours of training, " if hours else "")
         + f"commit {', '.join(made_by['commit'])}, {', '.join(made_by['machine'])}.\n\n"

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
-from proxygml import losses, training
+from proxygml import training
 from proxygml.experiments import find
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
 from proxygml.experiments.frozen import make_maps
-from proxygml.experiments.settings import MAPS, SETTINGS, base_recipe
+from proxygml.experiments.settings import base_recipe, find_setting, maps_folder
 from proxygml.experiments.tuning import TRIALS, tuned
+from proxygml.files import written_whole
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
 
@@ -43,22 +44,21 @@ def run_experiment(
     As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every arm
     are chosen on held-out training classes and the test classes are scored once, after the last epoch.
     """
-    module = find(experiment)
-    base = base_recipe(dataset, data, quick).changed({"held_out": 0.0, "baselines": False})
-    setting = SETTINGS[dataset]
-    if setting.first_stage is not None:
-        make_maps(setting.recipe.changed({"data": data}), setting.first_stage, MAPS / dataset, progress)
+    module, setting = find(experiment), find_setting(dataset)
     measure = getattr(module, "measure", None)
-    if measure is not None and protocol == "fair":
-        raise ValueError(f"{experiment} does not compare scores: leave out --protocol fair")
-    work, jobs = Path("runs/paper"), 1 if measure else jobs
+    if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
+        raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
+    base = base_recipe(dataset, data, quick)
+    if setting.first_stage is not None:
+        photos = setting.recipe.changed({"data": data})
+        make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
+    work, jobs = Path("runs/quick/work" if quick else "runs/paper"), 1 if measure else jobs
     if protocol == "fair":
-        arms = _tuned(dataset, module.arms(base.changed({"tested_epochs": ()})), quick, results, work, jobs, progress)
+        plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+        arms = _tuned(dataset, plain, quick, results, work, jobs, progress)
         dataset = f"{dataset}-fair"
     else:
-        tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs)
-        tested = tested or tuple(range(1, base.epochs + 1))
-        arms = module.arms(base.changed({"tested_epochs": tested, "test": False}))
+        arms = arms_as_in_the_paper(experiment, base)
     run_missing(
         experiment,
         dataset,
@@ -71,6 +71,15 @@ def run_experiment(
         alone=measure is not None and not quick,
         progress=progress,
     )
+
+
+def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
+    """The arms of an experiment with test classes scored after epochs: those of the authors' code, else every one."""
+    module = find(experiment)
+    tested = tuple(range(1, base.epochs + 1))
+    if not hasattr(module, "EVERY_EPOCH"):
+        tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tested
+    return module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
 
 
 def _tuned(
@@ -90,10 +99,7 @@ def _tuned(
 
         return _finished(recipes, work, jobs, train_or_fail, told)
 
-    def own_rate(recipe: Recipe) -> float:
-        return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
-
-    return tuned(dataset, arms, own_rate, results=results, trials=2 if quick else TRIALS, finish=finish)
+    return tuned(dataset, arms, results=results, trials=2 if quick else TRIALS, finish=finish)
 
 
 def run_missing(
@@ -130,13 +136,13 @@ def run_missing(
             else:
                 recipes[mark] = recipe
                 missing.setdefault(mark, []).append((arm, seed))
-    runs = [run for run in runs if run["arm"] not in arms or _belongs(run, arms)]
+    runs = [run for run in runs if run["arm"] not in arms or belongs(run, arms)]
     if runs:
         save_runs(path, runs)
     if not recipes:
         return
     if measure is not None:  # what was interrupted is measured again from its beginning
-        work = work / experiment
+        work = work / f"{experiment}-{dataset}"
         shutil.rmtree(work, ignore_errors=True)
     total = sum(recipe.epochs for recipe in recipes.values())
 
@@ -148,7 +154,7 @@ def run_missing(
         save_runs(path, runs)
 
 
-def _belongs(run: dict, arms: Mapping[str, Recipe]) -> bool:
+def belongs(run: dict, arms: Mapping[str, Recipe]) -> bool:
     """Whether a run is of its arm as that is today; a result of other settings must not stand under its name."""
     return run["fingerprint"] == fingerprint(arms[run["arm"]].changed({"seed": run["seed"]}))
 
@@ -170,6 +176,7 @@ def _finished(
     with ProcessPoolExecutor(
         jobs, mp_context=fresh, initializer=_begin, initargs=(jobs,), max_tasks_per_child=tasks
     ) as pool:
+        failed: list[str] = []
         waiting: dict[Future, str] = {
             pool.submit(measure, recipe, work / mark): mark for mark, recipe in recipes.items()
         }
@@ -178,11 +185,18 @@ def _finished(
                 ready, _ = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
                 for future in ready:
                     mark = waiting.pop(future)
-                    yield mark, future.result() | {"made_by": made_by}
-                    shutil.rmtree(work / mark, ignore_errors=True)
                     epochs_done += recipes[mark].epochs
+                    try:
+                        found = future.result()
+                    except (ValueError, OSError) as error:  # the others shall not wait for it to be mended
+                        failed.append(f"{recipes[mark].loss} with seed {recipes[mark].seed}: {error}")
+                        continue
+                    yield mark, found | {"made_by": made_by}
+                    shutil.rmtree(work / mark, ignore_errors=True)
                 under_way = sum(len(Run(work / mark).log) for mark in waiting.values())
                 progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
+            if failed:
+                raise ValueError(f"{len(failed)} of {len(recipes)} runs failed, first {failed[0]}")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -199,16 +213,20 @@ def _begin(jobs: int) -> None:
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
     """Train, or go on with it; the scores of the best epoch and the course of all."""
-    run = training.resume(folder) if (folder / "recipe.json").exists() else training.train(recipe, folder)
-    return summary(run)
+    path = folder / "recipe.json"
+    if not path.exists():
+        return summary(training.train(recipe, folder))
+    with written_whole(path) as draft:  # the data may have moved
+        draft.write_text(recipe.to_json())
+    return summary(training.resume(folder))
 
 
 def train_or_fail(recipe: Recipe, folder: Path) -> dict:
-    """The same, but settings with which the loss overflows are only the worst ones."""
+    """The same, but settings with which the network overflows are only the worst ones."""
     try:
         return train_or_resume(recipe, folder)
     except ValueError as error:
-        if "the loss became" not in str(error):
+        if "the loss became" not in str(error) and "expected finite embeddings" not in str(error):
             raise
         return {"scores": {"map_at_r": 0.0}, "seconds": 0.0}
 
@@ -217,7 +235,7 @@ def summary(run: Run) -> dict:
     """What of a finished run is worth keeping.
 
     Where test classes were scored after epochs, as the paper does, the best of these by Recall@1 counts; otherwise the
-    scores at the end, on test classes or else on held-out ones.
+    scores after the last epoch, on test classes or else on held-out ones.
     """
     log, scores = run.log, run.scores
     tested = [entry for entry in log if "test" in entry]
@@ -229,11 +247,10 @@ def summary(run: Run) -> dict:
         if judged is not None:
             curve.append({"epoch": entry["epoch"], "seconds": round(seconds, 2), "recall@1": judged["recall@1"]})
     best = max(tested, key=lambda entry: entry["test"]["recall@1"]) if tested else None
-    kept = best["test"] if best else scores.get("trained") or scores["held_out"]
+    kept = best["test"] if best else scores.get("trained") or log[-1]["held_out"]
     return {
         "scores": {name: value for name, value in kept.items() if isinstance(value, float)},
         "best_epoch": best["epoch"] if best else scores["best_epoch"],
         "curve": curve,
         "seconds": round(seconds, 1),
-        "remark": scores.get("remark", ""),
     }

@@ -1,5 +1,6 @@
 """On what the paper's experiments are run: its own three datasets, and smaller ones for a machine without a GPU."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,15 +46,28 @@ MAPS = Path("runs/paper/maps")
 QUICK = {"classes": 30, "epochs": 2, "embedding_dim": 24}  # does everything work?
 
 
-def base_recipe(dataset: str, data: str | None, quick: bool) -> Recipe:
-    """The recipe that every run on a dataset starts from."""
+def find_setting(dataset: str) -> Setting:
+    """What runs on a dataset share; an unknown name is an error that lists the known ones."""
     if dataset not in SETTINGS:
         raise ValueError(f"expected a dataset among {', '.join(SETTINGS)}, got {dataset!r}")
-    setting = SETTINGS[dataset]
+    return SETTINGS[dataset]
+
+
+def base_recipe(dataset: str, data: str | None, quick: bool) -> Recipe:
+    """The recipe that every run on a dataset starts from."""
+    setting = find_setting(dataset)
     if setting.needs_data and data is None:
         raise ValueError(f"{dataset} needs its folder: --data ROOT, see docs/datasets.md")
     recipe = setting.recipe.changed({"data": data, **(QUICK if quick else {})})
     if setting.first_stage is None:
         return recipe
     network = f"{recipe.backbone}:{setting.first_stage}"
-    return recipe.changed({"dataset": "maps", "data": str(MAPS / dataset), "backbone": network})
+    return recipe.changed({"dataset": "maps", "data": str(maps_folder(dataset, data)), "backbone": network})
+
+
+def maps_folder(dataset: str, data: str | None) -> Path:
+    """Where the maps of a dataset are kept; those of other images or of another network lie elsewhere."""
+    setting = SETTINGS[dataset]
+    recipe = setting.recipe
+    made_of = (recipe.backbone, setting.first_stage, recipe.image_size, recipe.test_crop, str(data))
+    return MAPS / f"{dataset}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]}"

@@ -4,10 +4,13 @@ Trials are kept in results/tuning/DATASET.json, from which the search goes on wh
 follow from the trials before it alone.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from proxygml.experiments.found import fingerprint, load_runs, results_file, save_runs
+from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe, parse_settings
 
 TRIALS = 8
@@ -42,7 +45,6 @@ OWN = {  # the setting of each loss that is searched beside its rates, from and 
 def tuned(
     dataset: str,
     arms: Mapping[str, Recipe],
-    rates: Callable[[Recipe], float],
     *,
     results: Path,
     trials: int = TRIALS,
@@ -50,18 +52,20 @@ def tuned(
 ) -> dict[str, Recipe]:
     """Each arm with those of its settings that gave the highest MAP@R on held-out training classes.
 
-    `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known; `rates(recipe)` the rate of
-    a loss's own parameters.
+    `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known.
     """
+    _optuna()  # whoever lacks it learns so before the first trial
     path = results_file(results, "tuning", dataset)
     tried = load_runs(path)
+    compared = {recipe.ratio for recipe in arms.values()}  # where arms differ in it, it is what the experiment is about
+    searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in arms.items()}
     for number in range(trials):
         recipes, owners = {}, {}
         for name, recipe in arms.items():
             before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
             if len(before) <= number:
-                settings = suggest(recipe.loss, before, number)
-                changed = apply(recipe, rates(recipe), settings).changed(HELD_OUT)
+                settings = suggest(searched[name], before, number)
+                changed = apply(recipe, settings).changed(HELD_OUT)
                 recipes[fingerprint(changed)] = changed
                 owners.setdefault(fingerprint(changed), []).append((name, fingerprint(recipe), settings))
         for mark, run in finish(recipes, f"trial {number + 1} of {trials}"):
@@ -74,19 +78,24 @@ def tuned(
     best = {}
     for name, recipe in arms.items():
         own = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
-        best[name] = apply(recipe, rates(recipe), max(own, key=lambda trial: trial["map_at_r"])["settings"])
+        best[name] = apply(recipe, max(own, key=lambda trial: trial["map_at_r"])["settings"])
     return best
 
 
-def suggest(loss: str, before: list[dict], number: int) -> dict[str, float]:
+def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
+    """What is searched for an arm, from and to; `fixed` leaves ProxyGML's ratio alone."""
+    if recipe.loss not in OWN or (recipe.loss == "proxygml" and fixed):
+        return RATES
+    name, lowest, highest = OWN[recipe.loss]
+    return RATES | {name: (lowest, highest)}
+
+
+def suggest(searched: Mapping[str, tuple[float, float]], before: list[dict], number: int) -> dict[str, float]:
     """The settings of the next trial, after those before it; the first is the arm as it is."""
     if number == 0:
         return {}
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    own = {OWN[loss][0]: OWN[loss][1:]} if loss in OWN else {}
-    space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in (RATES | own).items()}
+    optuna = _optuna()
+    space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=number, n_startup_trials=3)
     )
@@ -98,13 +107,23 @@ def suggest(loss: str, before: list[dict], number: int) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in study.ask(space).params.items()}
 
 
-def apply(recipe: Recipe, rate: float, settings: Mapping[str, float]) -> Recipe:
+def _optuna() -> ModuleType:
+    try:
+        optuna = importlib.import_module("optuna")
+    except ModuleNotFoundError as error:
+        message = 'the fair protocol needs Optuna: pip install "proxygml[paper]"'
+        raise ModuleNotFoundError(message, name="optuna") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def apply(recipe: Recipe, settings: Mapping[str, float]) -> Recipe:
     """A recipe with the settings of a trial."""
     if not settings:
         return recipe
     changed: dict[str, object] = {
         "learning_rate": recipe.learning_rate * settings["learning_rate"],
-        "proxy_learning_rate": rate * settings["proxy_learning_rate"],
+        "proxy_learning_rate": own_rate(recipe) * settings["proxy_learning_rate"],
     }
     if recipe.head_learning_rate is not None:
         changed["head_learning_rate"] = recipe.head_learning_rate * settings["learning_rate"]

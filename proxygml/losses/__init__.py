@@ -7,7 +7,7 @@ embeddings and labels of all training images; `watch(network)`, called once, whe
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -108,10 +108,7 @@ def find(name: str) -> Method:
 
 def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str, object]) -> "nn.Module":
     """A loss with some of its own keywords set; an unknown keyword is an error that lists the known ones."""
-    module, _, maker = find(name).maker.partition(".")
-    build = getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)
-    known = {key: each.default for key, each in inspect.signature(build).parameters.items()}
-    del known["num_classes"], known["embedding_dim"]
+    known = defaults(name)
     for key, value in settings.items():
         if key not in known:
             raise ValueError(f"{name} has no setting {key}: it has {', '.join(known) or 'none'}")
@@ -121,4 +118,15 @@ def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str,
             raise ValueError(
                 f"expected {key} of {name} as {'a number' if number else kinds[0].__name__}, got {value!r}"
             )
-    return build(num_classes, embedding_dim, **settings)
+    return _maker(name)(num_classes, embedding_dim, **settings)
+
+
+def defaults(name: str) -> dict[str, object]:
+    """The keywords of a loss with their defaults."""
+    parameters = inspect.signature(_maker(name)).parameters
+    return {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+
+
+def _maker(name: str) -> "Callable[..., nn.Module]":
+    module, _, maker = find(name).maker.partition(".")
+    return getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)

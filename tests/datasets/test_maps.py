@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from proxygml import ingredients
 from proxygml.backbones import build, build_trunk
 from proxygml.datasets import ImageList, load, maps
 from proxygml.experiments.frozen import make_maps
 from proxygml.images import Mirrored
+from proxygml.ingredients import training_crops
 from proxygml.recipes import Recipe
 from proxygml.training import train
 
@@ -43,6 +45,12 @@ def test_mirror_images_come_by_chance_and_only_in_training() -> None:
     assert 0 < sum(epochs[0]) < 20
 
 
+def test_without_flips_there_are_no_mirror_images(folder: Path) -> None:
+    images, _ = load("maps", folder)
+    crops = training_crops(Recipe(flip=False), images, epoch=3)
+    assert all(np.array_equal(crops[i][0].numpy(), images.pixels[i, 0].astype(np.float32)) for i in range(24))
+
+
 @pytest.mark.parametrize("loss", ["proxygml", "proxy-anchor"])
 def test_a_network_learns_from_maps(folder: Path, tmp_path: Path, loss: str) -> None:
     recipe = Recipe(
@@ -69,10 +77,8 @@ def test_the_later_stages_on_maps_give_what_the_whole_network_gives_on_images(tm
     images, _ = load("glyphs", size=32, classes=4)
     kept, _ = load("maps", tmp_path / "maps")
     assert list(kept.paths) == list(images.paths)
-    from proxygml.ingredients import test_crops as crops
-
     for index in (0, 7):
-        photo = crops(recipe, images)[index][0][None]
+        photo = ingredients.test_crops(recipe, images)[index][0][None]
         for mirrored, view in enumerate((photo, photo.flip(-1))):
             found = later(torch.from_numpy(kept.pixels[index, mirrored].astype(np.float32))[None])
             torch.testing.assert_close(found, whole(view), atol=2e-3, rtol=0)  # kept in half precision

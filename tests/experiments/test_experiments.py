@@ -13,7 +13,7 @@ import pytest
 from proxygml import cli, losses
 from proxygml.experiments import EXPERIMENTS, comparison, find, modules, proxies, running
 from proxygml.experiments.found import Found, fingerprint
-from proxygml.experiments.rendering import report
+from proxygml.experiments.rendering import render, report
 from proxygml.experiments.settings import SETTINGS
 from proxygml.recipes import PRESETS
 
@@ -36,7 +36,7 @@ def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folde
         content = (folder / "runs/quick" / name / f"glyphs.{ending}").read_bytes()
         assert content.startswith(begins)
         assert len(content) > 100
-    left_behind = [path for path in (folder / "runs/paper").rglob("*") if path.is_file()]
+    left_behind = [path for path in (folder / "runs/quick/work").rglob("*") if path.is_file()]
     assert not left_behind
 
 
@@ -53,8 +53,8 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
 def test_the_report_holds_every_experiment_and_is_the_same_each_time(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     cli.main(["paper", "ratio", "--quick"])
-    text = report(folder / "runs/quick")
-    assert text == report(folder / "runs/quick")
+    text = report(folder / "runs/quick", quick=True)
+    assert text == report(folder / "runs/quick", quick=True)
     for name in EXPERIMENTS:
         assert f"\n## {name}\n" in text
     assert "r = 0.05 is better than r = 1: one seed cannot tell" in text
@@ -134,6 +134,30 @@ def made_up(name: str, scores: dict[str, float]) -> Found:
     return Found.of(runs, arms)
 
 
+def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    cli.main(["paper", "ratio", "--quick"])
+    runs = running.load_runs(folder / "runs/quick/ratio/glyphs.json")
+    running.save_runs(tmp_path / "ratio/glyphs.json", [*runs[:3], runs[3] | {"fingerprint": "of another recipe"}])
+    text = report(tmp_path, quick=True)
+    assert "Not yet compared: 4 rows are still to be run." in text
+    table, _ = render("ratio", "glyphs", "paper", tmp_path, quick=True)
+    assert len(table.rows) == 3
+
+
+def test_one_run_that_fails_does_not_keep_the_others_from_being_made(tmp_path: Path) -> None:
+    base = SETTINGS["glyphs"].recipe.changed({"classes": 20, "epochs": 1, "embedding_dim": 8, "test": False})
+    base = base.changed({"held_out": 0.0, "tested_epochs": (1,), "baselines": False, "ratio": 0.5})
+    arms = {"overflows": base.changed({"learning_rate": 1e30, "embedding_dim": 9}), "learns": base}
+    where = {"results": tmp_path, "work": tmp_path / "work", "progress": lambda *_: None}
+    with pytest.raises(ValueError, match=r"1 of 2 runs failed, first proxygml with seed 0: .*"):
+        running.run_missing("modules", "glyphs", arms, [0], **where)
+    assert [run["arm"] for run in running.load_runs(tmp_path / "modules/glyphs.json")] == ["learns"]
+    assert running.train_or_fail(arms["overflows"].changed({"seed": 1}), tmp_path / "run")["scores"] == {
+        "map_at_r": 0.0
+    }
+
+
 class TestClaims:
     def test_a_module_that_harms_is_said_to(self) -> None:
         claims = modules.claims(made_up("modules", {"8 all three": 0.6, "7 S^pos, M": 0.7}))
@@ -160,8 +184,12 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
         (["tables"], "expected an experiment among modules, comparison"),
         (["modules", "--dataset", "imagenet"], "expected a dataset among glyphs, omniglot"),
         (["modules", "--dataset", "cars"], "cars needs its folder: --data ROOT"),
-        (["modules", "--seeds", "0"], "expected at least one seed, got 0"),
-        (["modules", "--render"], "no runs in results/modules/glyphs.json: make them with proxygml paper modules"),
+        (["modules", "--seeds", "0"], "expected at least one seed and one job, got 0"),
+        (["modules", "--jobs", "-1"], "expected at least one seed and one job, got 3 and -1"),
+        (["modules", "--dataset", "imagenet", "--render"], "expected a dataset among glyphs, omniglot"),
+        (["modules", "--render"], "in results/modules/glyphs.json: make them with proxygml paper modules"),
+        (["convergence", "--protocol", "fair"], "convergence does not compare final scores"),
+        (["--report"], "no results/ and docs/ here"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["paper", *arguments])

@@ -54,6 +54,14 @@ def test_the_fingerprint_follows_what_can_change_scores_and_nothing_else() -> No
     assert fingerprint(GLYPHS) != fingerprint(GLYPHS.changed({"ratio": 0.5}))
 
 
+def test_the_fingerprint_follows_what_a_loss_brings_itself(monkeypatch) -> None:
+    recipe = GLYPHS.changed({"loss": "softtriple"})
+    assert fingerprint(recipe) == fingerprint(recipe.changed({"proxy_learning_rate": 3e-4}))
+    before = fingerprint(recipe)
+    monkeypatch.setattr("proxygml.losses.baselines.softtriple", lambda a, b, *, la=21.0: None)
+    assert fingerprint(recipe) != before
+
+
 def test_runs_are_found_again_by_their_fingerprint_in_any_experiment(tmp_path: Path) -> None:
     save_runs(results_file(tmp_path, "modules", "glyphs"), [run("a", 0, 0.5) | {"fingerprint": "one"}])
     save_runs(results_file(tmp_path, "ratio", "glyphs"), [run("b", 0, 0.6) | {"fingerprint": "two"}])

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from proxygml.experiments.found import load_runs
-from proxygml.experiments.tuning import HELD_OUT, OWN, RATES, apply, suggest, tuned
+from proxygml.experiments.tuning import HELD_OUT, OWN, apply, space, suggest, tuned
 from proxygml.losses import METHODS, make
 from proxygml.recipes import GLYPHS, Recipe, parse_settings
 
@@ -22,7 +22,7 @@ def judged(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict
 
 
 def search(results: Path, trials: int, finish=judged) -> dict[str, Recipe]:
-    return tuned("glyphs", ARMS, lambda recipe: 0.03, results=results, trials=trials, finish=finish)
+    return tuned("glyphs", ARMS, results=results, trials=trials, finish=finish)
 
 
 def test_every_arm_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_every_arm_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> N
         assert len(own) == 6
         assert own[0]["settings"] == {}  # the arm as it is
         chosen = max(own, key=lambda trial: trial["map_at_r"])
-        assert recipe == apply(ARMS[name], 0.03, chosen["settings"])
+        assert recipe == apply(ARMS[name], chosen["settings"])
         assert abs(recipe.learning_rate - 1e-3) <= abs(ARMS[name].learning_rate - 1e-3)
 
 
@@ -56,18 +56,25 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path)
 
 @pytest.mark.parametrize("loss", METHODS)
 def test_what_is_searched_is_a_setting_of_the_loss_within_its_ends(loss: str) -> None:
-    settings = suggest(loss, [], 1)
-    ends = RATES | ({OWN[loss][0]: OWN[loss][1:]} if loss in OWN else {})
+    ends = space(GLYPHS.changed({"loss": loss}), fixed=False)
+    settings = suggest(ends, [], 1)
     assert settings.keys() == ends.keys()
     assert all(lowest <= settings[name] <= highest for name, (lowest, highest) in ends.items())
-    recipe = apply(GLYPHS.changed({"loss": loss}), 0.03, settings)
+    recipe = apply(GLYPHS.changed({"loss": loss}), settings)
     if loss != "proxygml":
         make(loss, 5, 8, parse_settings(recipe.loss_settings))
 
 
 def test_settings_of_a_trial_come_on_top_of_the_arms_own() -> None:
     settings = {"learning_rate": 2.0, "proxy_learning_rate": 0.5, "beta": 40.0}
-    recipe = apply(ARMS["theirs"].changed({"head_learning_rate": 1e-2}), 0.03, settings)
+    recipe = apply(ARMS["theirs"].changed({"head_learning_rate": 1e-2}), settings)
     assert (recipe.learning_rate, recipe.head_learning_rate) == (2 * GLYPHS.learning_rate, 2e-2)
     assert recipe.proxy_learning_rate == 0.015
     assert parse_settings(recipe.loss_settings) == {"alpha": 3, "beta": 40.0}
+
+
+def test_what_an_experiment_compares_is_not_searched(tmp_path: Path) -> None:
+    arms = {f"r {ratio}": GLYPHS.changed({"ratio": ratio}) for ratio in (0.05, 0.5)}
+    best = tuned("glyphs", arms, results=tmp_path, trials=3, finish=judged)
+    assert [recipe.ratio for recipe in best.values()] == [0.05, 0.5]
+    assert space(GLYPHS, fixed=False).keys() - space(GLYPHS, fixed=True).keys() == {OWN["proxygml"][0]}
