@@ -38,6 +38,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
     run = training.train(recipe, folder)
     steps = [recipe.batch_size / entry["images_per_second"] for entry in run.log[1:] or run.log]
     memory = run.log[0]["peak_memory_mb"] - (0 if torch.cuda.is_available() else before)  # before anything is scored
+    memory = max(memory, 0.1)  # a process that has trained before, as in the quick form, may not grow
     return {
         "step_seconds": statistics.median(steps),
         "convergence_seconds": time_to_converge(summary(run))["seconds"],
