@@ -53,7 +53,6 @@ def train(
             if resume is not None:
                 run = training.resume(folder, progress=progress)
             else:
-                messages.print(f"run folder {folder}", highlight=False, markup=False)
                 if like == "native" and recipe.loss in methods.UNKNOWN:
                     messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
                 run = training.train(recipe, folder, progress=progress)
@@ -272,7 +271,8 @@ def paper(
             )
     table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
     show_table(table)
-    output.print(remarks.replace("\n\n", "\n").replace("\\", "").strip("\n"), highlight=False, markup=False)
+    for remark in remarks:
+        output.print(f"* {remark}", highlight=False, markup=False)
     path = rendering.protocol_file(results, name, dataset, protocol)
     for ending in (".png", ".svg", ".md", ".csv", ".tex"):
         output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)

@@ -30,7 +30,9 @@ def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> 
     """Train from the beginning in a new folder, which is made once images, network and loss are known to fit."""
     refuse_taken(Path(folder))
     session = _Session(recipe, progress or _nobody_watches, checkpoint=None)
-    return session.finish(Run.create(Path(folder), recipe))
+    run = Run.create(Path(folder), recipe)
+    session.progress("run folder", 0, 0, str(folder))
+    return session.finish(run)
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:

@@ -3,7 +3,7 @@
 An experiment is a module. Its docstring says what it shows and IN_THE_PAPER where; `arms(base)` gives the recipe of
 each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found)` what the paper
 says of it and whether that holds here. One that measures something else than scores has `measure(recipe, folder)`, and
-its runs are made one at a time.
+its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH.
 """
 
 import importlib

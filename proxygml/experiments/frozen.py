@@ -1,6 +1,7 @@
 """Makes maps of photos once with the first stages of a pretrained network, so that a run takes minutes on a CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ from proxygml import backbones, ingredients
 from proxygml.backbones.trunk import Trunk
 from proxygml.datasets import ImageList, maps
 from proxygml.recipes import Recipe
+from proxygml.training import Progress
 
 BATCH = 64
-Progress = Callable[[str, int, int, str], None]  # what, done, total, note
 
 
 def make_maps(recipe: Recipe, first_stage: str, folder: Path, progress: Progress) -> None:
@@ -22,7 +23,7 @@ def make_maps(recipe: Recipe, first_stage: str, folder: Path, progress: Progress
     early = trunk.stages[: trunk.stages.index(first_stage)]
     for part, images in zip(maps.PARTS, ingredients.load_images(recipe), strict=True):
         if not (folder / f"{part}.npz").exists():
-            told = lambda done, total, part=part: progress(f"maps of {part} images", done, total, "")  # noqa: E731
+            told = partial(progress, f"maps of {part} images", note="")
             maps.save(folder / f"{part}.npz", images, _maps(trunk.eval(), early, recipe, images, told))
 
 

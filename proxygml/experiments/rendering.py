@@ -43,12 +43,14 @@ def protocol_file(results: Path, experiment: str, dataset: str, protocol: str) -
     return results_file(results, experiment, dataset + ("-fair" if protocol == "fair" else ""))
 
 
-def render(experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False) -> tuple[Table, str]:
+def render(
+    experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False
+) -> tuple[Table, list[str]]:
     """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
     module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
     table, remarks = module.table(found, dataset), _remarks(found)
     path = protocol_file(results, experiment, dataset, protocol)
-    markdown = table.to_markdown() + remarks
+    markdown = table.to_markdown() + _footnotes(remarks)
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with written_whole(path.with_suffix(ending)) as draft:
             draft.write_text(text)
@@ -63,9 +65,13 @@ def render(experiment: str, dataset: str, protocol: str, results: Path, *, quick
     return table, remarks
 
 
-def _remarks(found: Found) -> str:
-    """What is remembered or reconstructed of the losses in a table, as Markdown below it."""
-    return "".join(f"\n\\* {name}: {doubt_of(name)}\n" for name in found.arms if doubt_of(name))
+def _remarks(found: Found) -> list[str]:
+    """What is remembered or reconstructed of the losses in a table."""
+    return [f"{name}: {doubt_of(name)}" for name in found.arms if doubt_of(name)]
+
+
+def _footnotes(remarks: list[str]) -> str:
+    return "".join(f"\n\\* {remark}\n" for remark in remarks)
 
 
 def made(experiment: str, results: Path) -> list[tuple[str, str]]:
@@ -107,7 +113,7 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n{SETTINGS[dataset].about}.\n\n"
         + module.table(found, dataset).to_markdown()
-        + _remarks(found)
+        + _footnotes(_remarks(found))
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
         + f"{claims}\n"
         + f"`{_command(experiment, dataset, protocol)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "

@@ -23,8 +23,7 @@ from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
-
-Progress = Callable[[str, int, int, str], None]  # what, done, total, note
+from proxygml.training import Progress
 
 
 def run_experiment(
