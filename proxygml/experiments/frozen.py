@@ -1,7 +1,6 @@
 """Makes maps of photos once with the first stages of a pretrained network, so that a run takes minutes on a CPU."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,10 @@ def make_maps(recipe: Recipe, first_stage: str, folder: Path, progress: Progress
     early = trunk.stages[: trunk.stages.index(first_stage)]
     for part, images in zip(maps.PARTS, ingredients.load_images(recipe), strict=True):
         if not (folder / f"{part}.npz").exists():
-            told = partial(progress, f"maps of {part} images", note="")
+
+            def told(done: int, total: int, part: str = part) -> None:
+                progress(f"maps of {part} images", done, total, "")
+
             maps.save(folder / f"{part}.npz", images, _maps(trunk.eval(), early, recipe, images, told))
 
 
