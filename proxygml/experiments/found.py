@@ -20,8 +20,11 @@ NO_INFLUENCE = ("data", "device", "workers", "cache", "cache_gigabytes")  # on t
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """The same for recipes that give the same scores."""
-    settings = {name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE}
+    """The same for recipes that give the same scores; defaults are left out, so that new settings may come."""
+    default = asdict(Recipe())
+    settings = {
+        name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE and value != default[name]
+    }
     settings["proxy_learning_rate"] = own_rate(recipe)
     settings["loss_defaults"] = losses.defaults(recipe.loss)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
