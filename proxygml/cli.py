@@ -4,6 +4,7 @@ import importlib
 import itertools
 import os
 import shlex
+import signal
 import sys
 import warnings
 from datetime import datetime
@@ -15,7 +16,6 @@ import tyro
 
 from proxygml import methods
 from proxygml.display import drawn_progress, messages, output, program, show_losses, show_run, show_scores, show_table
-from proxygml.files import written_whole
 from proxygml.recipes import GLYPHS, PRESETS, Recipe
 from proxygml.version import __version__
 
@@ -237,14 +237,7 @@ def paper(
     from proxygml.experiments import rendering, running
 
     if report:
-        if not Path("results").is_dir() or not Path("docs").is_dir():
-            raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
-        for known in experiments.EXPERIMENTS:
-            for which in rendering.made(known, Path("results")):
-                rendering.render(known, *which, Path("results"))
-        with written_whole(Path("docs/results.md")) as draft:
-            draft.write_text(rendering.report(Path("results")))
-        output.print("docs/results.md", highlight=False)
+        output.print(rendering.write_report(), highlight=False)
         return
     if name is None:
         for known in experiments.EXPERIMENTS:
@@ -257,6 +250,7 @@ def paper(
     if not render:
         if seeds < 1 or (jobs is not None and jobs < 1):
             raise ValueError(f"expected at least one seed and one job, got {seeds} and {jobs}")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what runs in other processes, as Ctrl-C does
         with drawn_progress() as progress:
             running.run_experiment(
                 name,
@@ -272,7 +266,7 @@ def paper(
     table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
     show_table(table)
     for remark in remarks:
-        output.print(f"* {remark}", highlight=False, markup=False)
+        output.print(remark, highlight=False, markup=False)
     path = rendering.protocol_file(results, name, dataset, protocol)
     for ending in (".png", ".svg", ".md", ".csv", ".tex"):
         output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)

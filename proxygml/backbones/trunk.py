@@ -13,8 +13,14 @@ class Trunk(nn.Module):
     pixel_std: tuple[float, ...]
     bgr: bool = False
     takes_maps: bool = False  # instead of images, once its first stages are left out
+    map_channels: int  # of the maps that it then takes
 
     def forward(self, images: Tensor) -> Tensor:
+        if self.takes_maps and images.shape[1] != self.map_channels:
+            raise ValueError(
+                f"{type(self).__name__} from stage {self.stages[0]} on takes maps of {self.map_channels} channels, "
+                f"got {images.shape[1]}: name the network and the stage that they were made for"
+            )
         maps = images
         for name in self.stages:
             maps = self.stage(name, maps)
@@ -38,7 +44,9 @@ class Trunk(nn.Module):
         for early in self.stages[:place]:
             for module in self.modules_of(early):
                 module.requires_grad_(False)
-        self.stages, self.takes_maps = self.stages[place:], place > 0
+        if place > 0:
+            self.takes_maps, self.map_channels = True, self.stage_channels[self.stages[place - 1]]
+        self.stages = self.stages[place:]
 
     def require_stage(self, name: str) -> None:
         """A ValueError that lists the stages, unless `name` is one."""

@@ -1,9 +1,10 @@
 """Every table and figure of the paper, by name: `proxygml paper NAME`.
 
 An experiment is a module. Its docstring says what it shows and IN_THE_PAPER where; `arms(base)` gives the recipe of
-each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found)` what the paper
-says of it and whether that holds here. One that measures something else than scores has `measure(recipe, folder)`, and
-its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH.
+each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found, dataset)` what
+the paper says of it and whether that holds here. One that measures something else than scores has `measure(recipe,
+folder)`, and its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH, and one
+that compares times says SECONDS.
 """
 
 import importlib

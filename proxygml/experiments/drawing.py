@@ -1,12 +1,13 @@
 """What the figures of several experiments are made of."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from matplotlib.axes import Axes
 
 from proxygml import losses
 from proxygml.experiments.found import Found, Range
+from proxygml.experiments.tables import Table
 
 
 def draw_bars(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
@@ -18,7 +19,7 @@ def draw_bars(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
     axis.set(xlabel=label, xlim=(0, None))
 
 
-def draw_series(axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[float, str]]], **labels: str) -> None:
+def draw_series(axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[float, str]]], xlabel: str) -> None:
     """A line for each series of arms by the number that they differ in; Recall@1 with its interval."""
     for name, arms in series:
         there = {number: arm for number, arm in arms.items() if arm in found.arms}
@@ -31,13 +32,14 @@ def draw_series(axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[fl
             capsize=3,
             label=name,
         )
-    axis.set(ylabel="Recall@1, %", **labels)
+    axis.set(xlabel=xlabel, ylabel="Recall@1, %")
     axis.legend()
 
 
-def number_rows(found: Found, arms: Sequence[str], metrics: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Cells of a table: the arms that were run, with mean and interval of each metric."""
-    return tuple((arm, *(str(found.range(arm, metric)) for metric in metrics)) for arm in arms if arm in found.arms)
+def scores_table(found: Found, what: str) -> Table:
+    """Recall@1 and NMI of every arm, with their intervals, under the name of what the arms differ in."""
+    rows = [(arm, *(str(found.range(arm, metric)) for metric in ("recall@1", "nmi"))) for arm in found.arms]
+    return Table((what, "R@1", "NMI"), tuple(rows))
 
 
 def starred(name: str) -> str:

@@ -26,7 +26,8 @@ def fingerprint(recipe: Recipe) -> str:
         name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE and value != default[name]
     }
     settings["proxy_learning_rate"] = own_rate(recipe)
-    settings["loss_defaults"] = losses.defaults(recipe.loss)
+    if recipe.loss != "proxygml":  # whose settings are the recipe's own
+        settings["loss_defaults"] = losses.defaults(recipe.loss)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -121,7 +122,7 @@ def save_runs(path: Path, runs: list[dict]) -> None:
 
 def known_runs(folder: Path, dataset: str) -> dict[str, dict]:
     """Finished runs of all experiments on a dataset, by the fingerprint of their recipe."""
-    paths = sorted(path for path in folder.glob(f"*/{dataset}.json") if path.parent.name != "tuning")
+    paths = sorted(folder.glob(f"*/{dataset}.json"))
     return {
         run["fingerprint"]: run for path in paths for run in load_runs(path) if {"fingerprint", "scores"} <= run.keys()
     }

@@ -37,7 +37,7 @@ def draw(found: Found, figure: Figure) -> None:
         axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     full, best = named(12, 0.05), found.best("recall@1")
     return {
         "N = 12 with r = 0.05 is best": (

@@ -13,7 +13,7 @@ from proxygml import ingredients, training
 from proxygml.datasets import ImageList
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
-from proxygml.losses.proxygml import nearest_proxies
+from proxygml.losses.subgraphs import link
 from proxygml.recipes import Recipe
 
 IN_THE_PAPER = "Figure 3"
@@ -48,33 +48,36 @@ def subgraph(model: nn.Module, loss: nn.Module, recipe: Recipe, images: ImageLis
     """
     image, label = ingredients.test_crops(recipe, images)[SAMPLE]
     sample = F.normalize(model.eval()(image[None]), dim=-1)  # (1, D)
-    proxies = F.normalize(loss.proxies, dim=-1)  # (C, N, D)
-    similarity = torch.einsum("bd,cnd->bcn", sample, proxies)  # (1, C, N)
-    linked = nearest_proxies(similarity, torch.tensor([label]), loss.links, loss.positive_bonus)[0]  # (C, N)
-    chosen = proxies[linked]  # (k, D)
+    linked, _ = link(sample, loss.proxies, torch.tensor([label]), loss.links, loss.positive_bonus)  # (1, k)
+    chosen = F.normalize(loss.proxies.flatten(0, 1)[linked[0]], dim=-1)  # (k, D)
     cosines = (chosen @ sample[0]).clamp(-1, 1)  # (k,)
     aside = chosen - cosines[:, None] * sample  # (k, D)
     _, _, axes = torch.linalg.svd(aside - aside.mean(dim=0), full_matrices=False)
     flat = F.normalize(aside @ axes[:2].T, dim=-1)  # (k, 2)
     places = flat * torch.rad2deg(cosines.acos())[:, None]  # (k, 2)
-    own = linked.nonzero()[:, 0] == label  # (k,)
+    own = linked[0] // loss.proxies.shape[1] == label  # (k,)
     return {"places": [[round(x, 2) for x in place] for place in places.tolist()], "own": own.tolist()}
 
 
 def table(found: Found, dataset: str) -> Table:
     rows = []
     for when in ("before", "after"):
-        for kind, wanted in (("own class", True), ("other classes", False)):
-            angles = [
-                math.hypot(*place)
-                for run in found.arms["proxygml"]
-                for place, own in zip(run[when]["places"], run[when]["own"], strict=True)
-                if own == wanted
-            ]
-            runs = len(found.arms["proxygml"])
+        for kind, own in (("own class", True), ("other classes", False)):
+            angles = _angles(found, when, own)
             mean = f"{np.mean(angles):.1f}" if angles else "-"
-            rows.append((f"{when} training, proxies of {kind}", f"{len(angles) / runs:.0f}", mean))
+            number = f"{len(angles) / len(found.arms['proxygml']):.0f}"
+            rows.append((f"{when} training, proxies of {kind}", number, mean))
     return Table(("linked to the sample", "number", "mean angle, degrees"), tuple(rows))
+
+
+def _angles(found: Found, when: str, own: bool) -> list[float]:
+    """From the sample to the proxies of its own class, or of others, that it is linked to, in all runs."""
+    return [
+        math.hypot(*place)
+        for run in found.arms["proxygml"]
+        for place, is_own in zip(run[when]["places"], run[when]["own"], strict=True)
+        if is_own == own
+    ]
 
 
 def draw(found: Found, figure: Figure) -> None:
@@ -92,18 +95,12 @@ def draw(found: Found, figure: Figure) -> None:
     figure.axes[1].legend(loc="upper right")
 
 
-def claims(found: Found) -> dict[str, str]:
-    def mean_angle(when: str, wanted: bool) -> float:
-        run = found.arms["proxygml"][0]
-        chosen = zip(run[when]["places"], run[when]["own"], strict=True)
-        return float(np.mean([math.hypot(*place) for place, own in chosen if own == wanted]))
+def claims(found: Found, dataset: str) -> dict[str, str]:
+    def means(own: bool) -> str:
+        before, after = (np.mean(_angles(found, when, own)) for when in ("before", "after"))
+        return f"mean angle {before:.0f} degrees before, {after:.0f} after"
 
     return {
-        "training pulls the positive proxies to the sample": (
-            f"mean angle {mean_angle('before', True):.0f} degrees before, {mean_angle('after', True):.0f} after"
-        ),
-        "and pushes the negative ones away": (
-            f"mean angle {mean_angle('before', False):.0f} degrees before, {mean_angle('after', False):.0f} after, "
-            "of those that are then linked"
-        ),
+        "training pulls the positive proxies to the sample": means(own=True),
+        "and pushes the negative ones away": f"{means(own=False)}, of those that are then linked",
     }

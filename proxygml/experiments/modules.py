@@ -44,7 +44,7 @@ def draw(found: Found, figure: Figure) -> None:
         draw_bars(axis, {name: found.range(name, metric) for name in found.arms}, label)
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     full = "8 all three"
     pairs = {
         "the positive mask helps the base loss": ("2 S^pos", "1 none"),

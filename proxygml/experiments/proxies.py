@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from proxygml.experiments.drawing import draw_series, number_rows
+from proxygml.experiments.drawing import draw_series, scores_table
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
@@ -31,16 +31,15 @@ def arms(base: Recipe) -> dict[str, Recipe]:
 
 
 def table(found: Found, dataset: str) -> Table:
-    rows = number_rows(found, list(found.arms), ("recall@1", "nmi"))
-    return Table(("proxies of a class, ratio linked", "R@1", "NMI"), rows)
+    return scores_table(found, "proxies of a class, ratio linked")
 
 
 def draw(found: Found, figure: Figure) -> None:
     series = [(f"r = {ratio:g}", {number: named(number, ratio) for number in NUMBERS}) for ratio in RATIOS]
-    draw_series(figure.subplots(), found, series, xlabel="proxies of a class, N")
+    draw_series(figure.subplots(), found, series, "proxies of a class, N")
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     compared = {}
     for ratio in RATIOS:
         twelve = named(12, ratio)

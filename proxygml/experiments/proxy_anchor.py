@@ -19,6 +19,7 @@ ROWS = {  # loss, batch, skills; Recall@1 of the paper on CUB, Cars196, SOP
     "ProxyGML with skills, 32": ("proxygml", 32, True, "- - -"),
     "ProxyGML with skills, 180": ("proxygml", 180, True, "- - -"),
 }
+QUOTED = ("Proxy-Anchor with skills, 30, from its own paper", "-", "-", "65.9", "84.6", "76.0")
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
@@ -26,9 +27,6 @@ def arms(base: Recipe) -> dict[str, Recipe]:
         name: alike(base, loss).changed({"batch_size": batch, **(SKILLS if skills else {})})
         for name, (loss, batch, skills, _) in ROWS.items()
     }
-
-
-QUOTED = ("Proxy-Anchor with skills, 30, from its own paper", "-", "-", "65.9", "84.6", "76.0")
 
 
 def table(found: Found, dataset: str) -> Table:
@@ -44,6 +42,6 @@ def draw(found: Found, figure: Figure) -> None:
     draw_bars(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     others = [name for name, (*_, figures) in ROWS.items() if name.startswith("Proxy-Anchor") and figures != "- - -"]
     return {f"ProxyGML, 32, is better than {name}": found.verdict("ProxyGML, 32", name) for name in others}

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from proxygml.experiments.drawing import draw_series, number_rows
+from proxygml.experiments.drawing import draw_series, scores_table
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
@@ -16,14 +16,14 @@ def arms(base: Recipe) -> dict[str, Recipe]:
 
 
 def table(found: Found, dataset: str) -> Table:
-    return Table(("weight of L^p", "R@1", "NMI"), number_rows(found, list(found.arms), ("recall@1", "nmi")))
+    return scores_table(found, "weight of L^p")
 
 
 def draw(found: Found, figure: Figure) -> None:
-    draw_series(figure.subplots(), found, [("ProxyGML", ARMS)], xlabel="lambda")
+    draw_series(figure.subplots(), found, [("ProxyGML", ARMS)], "lambda")
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     means = [found.range(name, "recall@1").mean for name in ARMS.values() if name in found.arms]
     return {
         "lambda is insensitive": f"means differ by {max(means) - min(means):.1f} points",

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from proxygml.experiments.drawing import draw_series, number_rows
+from proxygml.experiments.drawing import draw_series, scores_table
 from proxygml.experiments.found import Found
 from proxygml.experiments.proxies import combinations, named
 from proxygml.experiments.tables import Table
@@ -18,16 +18,16 @@ def arms(base: Recipe) -> dict[str, Recipe]:
 
 
 def table(found: Found, dataset: str) -> Table:
-    return Table(("ratio linked", "R@1", "NMI"), number_rows(found, list(found.arms), ("recall@1", "nmi")))
+    return scores_table(found, "ratio linked")
 
 
 def draw(found: Found, figure: Figure) -> None:
     axis = figure.subplots()
-    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], xlabel="ratio linked, r")
+    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], "ratio linked, r")
     axis.set_xscale("log")
 
 
-def claims(found: Found) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> dict[str, str]:
     others = [ratio for ratio in RATIOS if ratio != CLAIMED]
     return {
         f"r = {CLAIMED} is better than r = {ratio:g}": found.verdict(named(12, CLAIMED), named(12, ratio))

@@ -1,6 +1,7 @@
 """What a reader sees of results/: tables and figures beside them, and docs/results.md."""
 
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -48,7 +49,7 @@ def render(
 ) -> tuple[Table, list[str]]:
     """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
     module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
-    table, remarks = module.table(found, dataset), _remarks(found)
+    table, remarks = module.table(found, dataset), _remarks(module, found)
     path = protocol_file(results, experiment, dataset, protocol)
     markdown = table.to_markdown() + _footnotes(remarks)
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
@@ -65,13 +66,20 @@ def render(
     return table, remarks
 
 
-def _remarks(found: Found) -> list[str]:
-    """What is remembered or reconstructed of the losses in a table."""
-    return [f"{name}: {doubt_of(name)}" for name in found.arms if doubt_of(name)]
+def _remarks(module: ModuleType, found: Found) -> list[str]:
+    """What is remembered or reconstructed of the losses in a table, and where times in it do not compare."""
+    remarks = [f"* {name}: {doubt_of(name)}" for name in found.arms if doubt_of(name)]
+    if hasattr(module, "SECONDS"):
+        made_by = [run["made_by"] for runs in found.arms.values() for run in runs]
+        ways = {key: sorted({str(one.get(key, "unknown")) for one in made_by}) for key in ("machine", "torch", "jobs")}
+        mixed = [f"{key} {' and '.join(names)}" for key, names in ways.items() if len(names) > 1]
+        if mixed:
+            remarks.append(f"Seconds do not compare, as these runs were made in different ways: {'; '.join(mixed)}.")
+    return remarks
 
 
 def _footnotes(remarks: list[str]) -> str:
-    return "".join(f"\n\\* {remark}\n" for remark in remarks)
+    return "".join("\n" + remark.replace("*", r"\*") + "\n" for remark in remarks)
 
 
 def made(experiment: str, results: Path) -> list[tuple[str, str]]:
@@ -82,6 +90,19 @@ def made(experiment: str, results: Path) -> list[tuple[str, str]]:
         for protocol in PROTOCOLS
         if protocol_file(results, experiment, dataset, protocol).exists()
     ]
+
+
+def write_report() -> Path:
+    """Draw all that results/ of this checkout holds, and write its docs/results.md."""
+    results, page = Path("results"), Path("docs/results.md")
+    if not results.is_dir() or not page.parent.is_dir():
+        raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
+    for experiment in EXPERIMENTS:
+        for dataset, protocol in made(experiment, results):
+            render(experiment, dataset, protocol, results)
+    with written_whole(page) as draft:
+        draft.write_text(report(results))
+    return page
 
 
 def report(results: Path, *, quick: bool = False) -> str:
@@ -107,13 +128,13 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     if missing:
         claims = f"Not yet compared: {missing} rows are still to be run.\n"
     else:
-        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found).items())
+        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found, dataset).items())
         claims = f"What the paper says of it, here:\n\n{listed}"
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n{SETTINGS[dataset].about}.\n\n"
         + module.table(found, dataset).to_markdown()
-        + _footnotes(_remarks(found))
+        + _footnotes(_remarks(module, found))
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
         + f"{claims}\n"
         + f"`{_command(experiment, dataset, protocol)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "

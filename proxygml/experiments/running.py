@@ -3,26 +3,21 @@
 A run that was interrupted goes on after its last epoch; one that another experiment has made already is taken from it.
 """
 
-import multiprocessing
-import os
 import shutil
-import signal
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
-
-import torch
 
 from proxygml import training
 from proxygml.experiments import find
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
 from proxygml.experiments.frozen import make_maps
+from proxygml.experiments.processes import finished, locked
 from proxygml.experiments.settings import base_recipe, find_setting, maps_folder
 from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
-from proxygml.runs import Run, provenance
+from proxygml.runs import Run
 from proxygml.training import Progress
 
 
@@ -48,28 +43,29 @@ def run_experiment(
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
-    if setting.first_stage is not None:
-        photos = setting.recipe.changed({"data": data})
-        make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
-    work, jobs = Path("runs/quick/work" if quick else "runs/paper"), 1 if measure else jobs
-    if protocol == "fair":
-        plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-        arms = _tuned(dataset, plain, quick, results, work, jobs, progress)
-        dataset = f"{dataset}-fair"
-    else:
-        arms = arms_as_in_the_paper(experiment, base)
-    run_missing(
-        experiment,
-        dataset,
-        arms,
-        seeds,
-        results=results,
-        work=work,
-        jobs=jobs,
-        measure=measure,
-        alone=measure is not None and not quick,
-        progress=progress,
-    )
+    work, jobs = Path("runs/quick" if quick else "runs/paper"), 1 if measure else jobs
+    with locked(work):
+        if setting.first_stage is not None:
+            photos = setting.recipe.changed({"data": data})
+            make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
+        if protocol == "fair":
+            plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+            arms = _tuned(dataset, plain, quick, results, work, jobs, progress)
+            dataset = f"{dataset}-fair"
+        else:
+            arms = arms_as_in_the_paper(experiment, base)
+        run_missing(
+            experiment,
+            dataset,
+            arms,
+            seeds,
+            results=results,
+            work=work,
+            jobs=jobs,
+            measure=measure,
+            alone=measure is not None and not quick,
+            progress=progress,
+        )
 
 
 def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
@@ -90,13 +86,13 @@ def _tuned(
     jobs: int | None,
     progress: Progress,
 ) -> dict[str, Recipe]:
-    def finish(recipes: Mapping[str, Recipe], note: str) -> Iterable[tuple[str, dict]]:
+    def finish(recipes: Mapping[str, Recipe], note: str) -> Generator[tuple[str, dict], None, None]:
         total = sum(recipe.epochs for recipe in recipes.values())
 
         def told(done: int, which: str) -> None:
             progress(f"choosing settings, {note}", done, total, which)
 
-        return _finished(recipes, work, jobs, train_or_fail, told)
+        return finished(recipes, train_or_fail, work=work, jobs=jobs, progress=told)
 
     return tuned(dataset, arms, results=results, trials=2 if quick else TRIALS, finish=finish)
 
@@ -148,66 +144,16 @@ def run_missing(
     def told(done: int, note: str) -> None:
         progress(experiment, done, total, note)
 
-    for mark, run in _finished(recipes, work, jobs, measure or train_or_resume, told, alone):
-        runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]
-        save_runs(path, runs)
+    made = finished(recipes, measure or train_or_resume, work=work, jobs=jobs, progress=told, alone=alone)
+    with closing(made):  # where a result cannot be kept, nothing trains on
+        for mark, run in made:
+            runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]
+            save_runs(path, runs)
 
 
 def belongs(run: dict, arms: Mapping[str, Recipe]) -> bool:
     """Whether a run is of its arm as that is today; a result of other settings must not stand under its name."""
     return run["fingerprint"] == fingerprint(arms[run["arm"]].changed({"seed": run["seed"]}))
-
-
-def _finished(
-    recipes: Mapping[str, Recipe],
-    work: Path,
-    jobs: int | None,
-    measure: Callable[[Recipe, Path], dict],
-    progress: Callable[[int, str], None],
-    alone: bool = False,
-) -> Iterable[tuple[str, dict]]:
-    """What each recipe gave, as soon as it is known."""
-    jobs = jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
-    fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    made_by = provenance()
-    epochs_done = 0
-    tasks = 1 if alone else None
-    with ProcessPoolExecutor(
-        jobs, mp_context=fresh, initializer=_begin, initargs=(jobs,), max_tasks_per_child=tasks
-    ) as pool:
-        failed: list[str] = []
-        waiting: dict[Future, str] = {
-            pool.submit(measure, recipe, work / mark): mark for mark, recipe in recipes.items()
-        }
-        try:
-            while waiting:
-                ready, _ = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    mark = waiting.pop(future)
-                    epochs_done += recipes[mark].epochs
-                    try:
-                        found = future.result()
-                    except (ValueError, OSError) as error:  # the others shall not wait for it to be mended
-                        failed.append(f"{recipes[mark].loss} with seed {recipes[mark].seed}: {error}")
-                        continue
-                    yield mark, found | {"made_by": made_by}
-                    shutil.rmtree(work / mark, ignore_errors=True)
-                under_way = sum(len(Run(work / mark).log) for mark in waiting.values())
-                progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
-            if failed:
-                raise ValueError(f"{len(failed)} of {len(recipes)} runs failed, first {failed[0]}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-def _begin(jobs: int) -> None:
-    """In each process: a share of the cores, and an end without a word when the experiment is stopped."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    warnings.simplefilter("ignore")  # some arms are settings that the loss warns of
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:

@@ -5,10 +5,12 @@ follow from the trials before it alone.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
+from proxygml import losses
 from proxygml.experiments.found import fingerprint, load_runs, results_file, save_runs
 from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe, parse_settings
@@ -48,7 +50,7 @@ def tuned(
     *,
     results: Path,
     trials: int = TRIALS,
-    finish: Callable[[Mapping[str, Recipe], str], object],
+    finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
 ) -> dict[str, Recipe]:
     """Each arm with those of its settings that gave the highest MAP@R on held-out training classes.
 
@@ -64,17 +66,16 @@ def tuned(
         for name, recipe in arms.items():
             before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
             if len(before) <= number:
-                settings = suggest(searched[name], before, number)
+                settings = suggest(recipe, searched[name], before)
                 changed = apply(recipe, settings).changed(HELD_OUT)
                 recipes[fingerprint(changed)] = changed
                 owners.setdefault(fingerprint(changed), []).append((name, fingerprint(recipe), settings))
-        for mark, run in finish(recipes, f"trial {number + 1} of {trials}"):
-            for name, of, settings in owners[mark]:
-                score = run["scores"]["map_at_r"]
-                tried.append(
-                    {"arm": name, "of": of, "settings": settings, "map_at_r": score, "seconds": run["seconds"]}
-                )
-            save_runs(path, tried)
+        with closing(finish(recipes, f"trial {number + 1} of {trials}")) as made:
+            for mark, run in made:
+                result = {"map_at_r": run["scores"]["map_at_r"], "seconds": run["seconds"]}
+                for name, of, settings in owners[mark]:
+                    tried.append({"arm": name, "of": of, "settings": settings, **result})
+                save_runs(path, tried)
     best = {}
     for name, recipe in arms.items():
         own = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
@@ -90,21 +91,28 @@ def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
     return RATES | {name: (lowest, highest)}
 
 
-def suggest(searched: Mapping[str, tuple[float, float]], before: list[dict], number: int) -> dict[str, float]:
-    """The settings of the next trial, after those before it; the first is the arm as it is."""
-    if number == 0:
+def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before: list[dict]) -> dict[str, float]:
+    """The settings of an arm's next trial, after those before it; the first is the arm as it is."""
+    if not before:
         return {}
     optuna = _optuna()
     space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
     study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=number, n_startup_trials=3)
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(before), n_startup_trials=3)
     )
     for trial in before:
-        if trial["settings"]:
-            study.add_trial(
-                optuna.trial.create_trial(params=trial["settings"], distributions=space, value=trial["map_at_r"])
-            )
+        settings = trial["settings"] or as_it_is(recipe, searched)
+        if settings:
+            study.add_trial(optuna.trial.create_trial(params=settings, distributions=space, value=trial["map_at_r"]))
     return {name: float(f"{value:.3g}") for name, value in study.ask(space).params.items()}
+
+
+def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """An arm as settings of a trial; none where one of them is no number within what is searched."""
+    own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
+    settings = {name: 1.0 if name in RATES else own[name] for name in searched}
+    inside = [settings[name] is not None and low <= settings[name] <= high for name, (low, high) in searched.items()]
+    return settings if all(inside) else {}
 
 
 def _optuna() -> ModuleType:

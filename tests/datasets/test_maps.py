@@ -64,6 +64,13 @@ def test_a_network_learns_from_maps(folder: Path, tmp_path: Path, loss: str) -> 
     assert not (tmp_path / "run/retrieval.png").exists()
 
 
+def test_a_network_that_begins_at_another_stage_is_refused_before_there_is_a_folder(folder: Path) -> None:
+    recipe = Recipe(dataset="maps", data=str(folder), backbone="convnet:block3", embedding_dim=8, ratio=0.5)
+    with pytest.raises(ValueError, match="ConvNet from stage block3 on takes maps of 64 channels, got 128: name"):
+        train(recipe, folder / "run")
+    assert not (folder / "run").exists()
+
+
 @torch.no_grad()
 def test_the_later_stages_on_maps_give_what_the_whole_network_gives_on_images(tmp_path: Path, monkeypatch) -> None:
     recipe = Recipe(dataset="glyphs", classes=4, image_size=32, test_crop=1.0, backbone="convnet")

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from proxygml.experiments.found import load_runs
-from proxygml.experiments.tuning import HELD_OUT, OWN, apply, space, suggest, tuned
-from proxygml.losses import METHODS, make
+from proxygml.experiments.tuning import HELD_OUT, OWN, apply, as_it_is, space, suggest, tuned
+from proxygml.ingredients import own_rate
+from proxygml.losses import METHODS, defaults, make
 from proxygml.recipes import GLYPHS, Recipe, parse_settings
 
 pytest.importorskip("optuna", reason="optuna is not installed: proxygml[paper]")
@@ -56,13 +57,40 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path)
 
 @pytest.mark.parametrize("loss", METHODS)
 def test_what_is_searched_is_a_setting_of_the_loss_within_its_ends(loss: str) -> None:
-    ends = space(GLYPHS.changed({"loss": loss}), fixed=False)
-    settings = suggest(ends, [], 1)
+    plain = GLYPHS.changed({"loss": loss})
+    ends = space(plain, fixed=False)
+    settings = suggest(plain, ends, [{"settings": {}, "map_at_r": 0.5}])
     assert settings.keys() == ends.keys()
     assert all(lowest <= settings[name] <= highest for name, (lowest, highest) in ends.items())
-    recipe = apply(GLYPHS.changed({"loss": loss}), settings)
+    recipe = apply(plain, settings)
     if loss != "proxygml":
         make(loss, 5, 8, parse_settings(recipe.loss_settings))
+
+
+@pytest.mark.parametrize("loss", sorted(METHODS.keys() - {"contrastive"}))  # whose margin depends on its variant
+def test_the_arm_as_it_is_lies_within_what_is_searched(loss: str) -> None:
+    plain = GLYPHS.changed({"loss": loss})
+    ends = space(plain, fixed=False)
+    settings = as_it_is(plain, ends)
+    assert settings.keys() == ends.keys()
+    same = apply(plain, settings)
+    assert (same.learning_rate, own_rate(same), same.ratio) == (plain.learning_rate, own_rate(plain), plain.ratio)
+    if loss != "proxygml":
+        assert defaults(loss) | parse_settings(same.loss_settings) == defaults(loss)
+
+
+def test_the_search_learns_from_the_arm_as_it_is() -> None:
+    ends = space(GLYPHS, fixed=True)
+    others = [{"settings": dict.fromkeys(ends, multiple), "map_at_r": 0.5} for multiple in (0.3, 3.5)]
+
+    def suggested(score: float) -> dict[str, float]:
+        return suggest(GLYPHS, ends, [{"settings": {}, "map_at_r": score}, *others])
+
+    assert suggested(0.9) != suggested(0.1)
+    assert all(0.5 < multiple < 2 for multiple in suggested(0.9).values())  # near what was best
+    outside = GLYPHS.changed({"ratio": 0.01})
+    assert as_it_is(outside, space(outside, fixed=False)) == {}
+    assert suggest(outside, space(outside, fixed=False), [{"settings": {}, "map_at_r": 0.5}])
 
 
 def test_settings_of_a_trial_come_on_top_of_the_arms_own() -> None:
