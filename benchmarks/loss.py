@@ -1,12 +1,15 @@
 """Forward and backward of the loss beside its dense form, its peers and the matrix products it cannot avoid.
 
-All are timed in turn in one process, so that what else the machine does falls on all of them; read the ratios.
+    python -m benchmarks.loss [--quick] [--only CASE ...]
+
+Cases in which the dense equations cannot run here say what memory they would take. Writes results/bench/loss.json, of
+which `python -m benchmarks.report` makes docs/performance.md.
 """
 
 import argparse
-import statistics
-import time
+import gc
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,90 +18,172 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import ProxyGMLLoss
 
-CASES = {  # name: classes, proxies per class, dimension, batch, proxy weight
-    "Cars, batch 32": (98, 12, 512, 32, 0.3),
-    "Cars, batch 180": (98, 12, 512, 180, 0.3),
-    "SOP, batch 32": (11318, 1, 512, 32, 0.0),
+MOST_GIGABYTES = 4.0  # that the dense equations may take
+
+
+class Case(NamedTuple):
+    classes: int
+    per_class: int
+    dimension: int
+    batch: int
+    links: float  # a share of all proxies, or from 1 on their number
+    weight: float  # of the regulariser
+
+
+CASES = {
+    "Cars, batch 32": Case(98, 12, 512, 32, 0.05, 0.3),
+    "Cars, batch 180": Case(98, 12, 512, 180, 0.05, 0.3),
+    "SOP, batch 32": Case(11318, 1, 512, 32, 0.05, 0.0),
+    "SOP, batch 180": Case(11318, 1, 512, 180, 0.05, 0.0),
+    "SOP, N = 12": Case(11318, 12, 512, 32, 0.05, 0.0),
+    "100,000 classes": Case(100_000, 1, 512, 32, 0.01, 0.0),
+    "1,000,000 classes": Case(1_000_000, 1, 128, 32, 1000, 0.0),
 }
+BY_CLASSES = {f"C = {classes:,}": Case(classes, 1, 128, 32, 0.05, 0.0) for classes in (100, 1000, 10_000, 100_000)}
+BY_CLASSES["C = 1,000,000"] = Case(1_000_000, 1, 128, 32, 5000, 0.0)
+BY_BATCH = {f"B = {batch}": Case(11318, 1, 512, batch, 0.05, 0.0) for batch in (8, 32, 128, 512)}
 
 
 def dense_equations(proxies: Tensor, samples: Tensor, labels: Tensor, links: int, weight: float) -> Tensor:
     """The loss as the paper writes it: one-hot Y^p, full masks, and S^p with (CN)^2 entries."""
     classes, per_class, _ = proxies.shape
     proxies = F.normalize(proxies.flatten(0, 1), dim=-1)  # (CN, D)
-    proxy_labels = F.one_hot(torch.arange(classes).repeat_interleave(per_class)).float()  # (CN, C)
+    own_class = torch.arange(classes, device=proxies.device).repeat_interleave(per_class)
+    proxy_labels = F.one_hot(own_class).to(proxies.dtype)  # (CN, C)
     similarity = F.normalize(samples, dim=-1) @ proxies.T  # (B, CN)
-    positive = F.one_hot(labels, classes).float() @ proxy_labels.T  # (B, CN)
+    positive = F.one_hot(labels, classes).to(proxies.dtype) @ proxy_labels.T  # (B, CN)
     chosen = torch.zeros_like(similarity).scatter_(1, (similarity + 4 * positive).topk(links).indices, 1)
     scores = (similarity * chosen) @ proxy_labels  # (B, C)
     exponents = scores.exp() * (scores != 0)
     loss = -((exponents / exponents.sum(1, keepdim=True)).gather(1, labels[:, None]) + 1e-20).log().mean()
     if weight:
-        loss = loss + weight * F.cross_entropy(proxies @ proxies.T @ proxy_labels, proxy_labels.argmax(1))
+        loss = loss + weight * F.cross_entropy(proxies @ proxies.T @ proxy_labels, own_class)
     return loss
 
 
-def contenders(
-    classes: int, per_class: int, dimension: int, batch: int, weight: float
-) -> dict[str, Callable[[], None]]:
-    """One forward and backward pass of each, by name."""
+def dense_gigabytes(case: Case) -> float:
+    """Y^p as integers and as numbers, and S^p where it is needed; each with a gradient or a copy."""
+    total = case.classes * case.per_class
+    return (total * case.classes * 12 + (8 * total**2 if case.weight else 0)) / 2**30
+
+
+def contenders(case: Case) -> dict[str, Callable[[], None]]:
+    """One forward and backward pass of each, by name; gradients are fresh in each, as after zero_grad()."""
     torch.manual_seed(0)
-    samples = torch.randn(batch, dimension, requires_grad=True)
-    labels = torch.randint(classes, (batch,))
-    ours = ProxyGMLLoss(classes, dimension, proxies_per_class=per_class, proxy_weight=weight)
-    products = torch.randn(classes * per_class, dimension, requires_grad=True)
-    class_sums = torch.randn(classes, dimension, requires_grad=True)
-    score_gradient = torch.ones(batch, classes * per_class)
-    proxy_gradient = torch.ones(classes * per_class, classes) if weight else None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    samples = torch.randn(case.batch, case.dimension, device=device, requires_grad=True)
+    labels = torch.randint(case.classes, (case.batch,), device=device)
+    settings = {"proxies_per_class": case.per_class, "proxy_weight": case.weight}
+    settings |= {"links": case.links} if case.links >= 1 else {"ratio": case.links}
 
+    def step(loss: Callable[[], Tensor], *parameters: Tensor) -> Callable[[], None]:
+        def call() -> None:
+            for parameter in (samples, *parameters):
+                parameter.grad = None
+            loss().backward()
+
+        return call
+
+    ours = ProxyGMLLoss(case.classes, case.dimension, **settings).to(device)
+    calls = {"proxygml": step(lambda: ours(samples, labels), ours.proxies)}
+    if not case.weight:
+        sparse = ProxyGMLLoss(case.classes, case.dimension, sparse_gradient=True, **settings).to(device)
+        sparse.proxies = ours.proxies  # the same: only the form of its gradient differs
+        calls["proxygml, sparse gradient"] = step(lambda: sparse(samples, labels), ours.proxies)
+    if dense_gigabytes(case) <= MOST_GIGABYTES:
+        calls["dense equations"] = step(
+            lambda: dense_equations(ours.proxies, samples, labels, ours.links, case.weight), ours.proxies
+        )
+    peers: dict[str, Callable[[], torch.nn.Module]] = {
+        "ArcFace (PML)": lambda: pml.ArcFaceLoss(case.classes, case.dimension),
+        "Proxy-Anchor (PML)": lambda: pml.ProxyAnchorLoss(case.classes, case.dimension),
+        "normalised softmax (PML)": lambda: pml.NormalizedSoftmaxLoss(case.classes, case.dimension),
+    }
+    if case.per_class > 1:
+        peers = {
+            "SoftTriple (PML)": lambda: pml.SoftTripleLoss(
+                case.classes, case.dimension, centers_per_class=case.per_class
+            )
+        }
+    for name, make in peers.items():
+        peer = make().to(device)
+        calls[name] = step(lambda peer=peer: peer(samples, labels), *peer.parameters())
+
+    score_gradient = torch.ones(case.batch, case.classes * case.per_class, device=device)
+    sums = torch.randn(case.classes, case.dimension, device=device)
+    proxy_gradient = torch.ones(case.classes * case.per_class, case.classes, device=device) if case.weight else None
+
+    @torch.no_grad()
     def limit() -> None:
-        """The products of forward and backward, without normalisation, selection or softmax."""
-        (samples @ products.T).backward(score_gradient)
-        if weight:
-            (products @ class_sums.T).backward(proxy_gradient)
+        """Lengths of the proxies, and the products that make scores and gradients; nothing else."""
+        proxies = ours.proxies.flatten(0, 1)
+        torch.linalg.vector_norm(proxies, dim=1)
+        samples @ proxies.T
+        score_gradient @ proxies
+        score_gradient.T @ samples
+        if case.weight:
+            proxies @ sums.T
+            proxy_gradient @ sums
+            proxy_gradient.T @ proxies
 
-    peers = {
-        "SoftTriple (PML)": pml.SoftTripleLoss(classes, dimension, centers_per_class=max(2, per_class)),
-        "Proxy-Anchor (PML)": pml.ProxyAnchorLoss(classes, dimension),
-        "ProxyNCA (PML)": pml.ProxyNCALoss(classes, dimension, softmax_scale=9),
-    }
+    return calls | {"products alone": limit}
+
+
+def measure(case: Case, seconds: float) -> dict:
+    """Time and memory of every contender."""
+    calls = contenders(case)
+    found = take_turns(calls, seconds)
+    for name, call in calls.items():
+        found[name]["mb"] = round(peak_megabytes(call), 2)
+    del calls
+    gc.collect()
     return {
-        "proxygml": lambda: ours(samples, labels).backward(),
-        "dense equations": lambda: dense_equations(ours.proxies, samples, labels, ours.links, weight).backward(),
-        **{name: (lambda peer=peer: peer(samples, labels).backward()) for name, peer in peers.items()},
-        "products alone": limit,
+        "case": case._asdict(),
+        "contenders": found,
+        "dense_gigabytes": round(dense_gigabytes(case), 1),
     }
 
 
-def measure(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, taken in turn after one round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            call()
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+def show(title: str, found: dict) -> None:
+    contenders = found["contenders"]
+    ours = contenders["proxygml"]
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("", "median ms", "quartiles", "times ours", "peak MB", "times ours"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, entry in contenders.items():
+        table.add_row(
+            name,
+            f"{entry['ms']:.1f}",
+            f"{entry['low']:.1f} to {entry['high']:.1f}",
+            f"{entry['ms'] / ours['ms']:.2f}",
+            f"{entry['mb']:.1f}",
+            f"{entry['mb'] / ours['mb']:.2f}",
+        )
+    Console().print(table)
+    if "dense equations" not in contenders:
+        Console().print(f"the dense equations would take {found['dense_gigabytes']:,.0f} GB", style="dim")
+    Console().print()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few repeats, under a minute")
-    repeats = 5 if parser.parse_args().quick else 30
-    for case, shape in CASES.items():
-        seconds = measure(contenders(*shape), repeats)
-        ours = statistics.median(seconds["proxygml"])
-        table = Table(title=case, title_justify="left", box=None)
-        for column in ("", "median ms", "fastest", "slowest", "times ours"):
-            table.add_column(column, justify="right" if column else "left")
-        for name, taken in seconds.items():
-            middle = statistics.median(taken)
-            figures = [f"{1e3 * x:.1f}" for x in (middle, min(taken), max(taken))]
-            table.add_row(name, *figures, f"{middle / ours:.2f}")
-        Console().print(table, "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: all in two minutes")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), help="these cases, and write nothing")
+    options = parser.parse_args()
+    seconds = 3 if options.quick else 20
+    if options.only:
+        for name in options.only:
+            show(name, measure(CASES[name], seconds))
+        return
+    found: dict[str, dict] = {"cases": {}, "by_classes": {}, "by_batch": {}}
+    for group, cases in (("cases", CASES), ("by_classes", BY_CLASSES), ("by_batch", BY_BATCH)):
+        for name, case in cases.items():
+            found[group][name] = measure(case, seconds if group == "cases" else seconds / 3)
+            show(name, found[group][name])
+    print(f"written: {save('loss', found)}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """Deep metric learning with fewer proxies."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from proxygml.version import __version__
 
 if TYPE_CHECKING:
     from proxygml.losses.proxygml import ProxyGMLLoss
+    from proxygml.optimizers import RowAdam
 
-__all__ = ["ProxyGMLLoss", "__version__"]
+__all__ = ["ProxyGMLLoss", "RowAdam", "__version__"]
+_HOMES = {"ProxyGMLLoss": "losses.proxygml", "RowAdam": "optimizers"}
 
 
 def __getattr__(name: str) -> object:
     """Public names on their first use: `proxygml --help` need not wait for torch."""
-    if name == "ProxyGMLLoss":
-        from proxygml.losses.proxygml import ProxyGMLLoss
-
-        return ProxyGMLLoss
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"proxygml.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'proxygml' has no attribute {name!r}")

@@ -15,11 +15,12 @@ from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.images import Augmentation, Crops, Mirrored
+from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
 
 OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
     *("proxies_per_class", "ratio", "links", "proxy_weight"),
-    *("positive_mask", "literal_mask", "mask_softmax", "scale"),
+    *("positive_mask", "literal_mask", "mask_softmax", "scale", "sparse_gradient", "proxy_rows"),
 )
 
 
@@ -181,7 +182,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.
     shared = {"weight_decay": recipe.weight_decay}
     match recipe.optimizer:
         case "adam":
-            return torch.optim.Adam(groups, eps=recipe.adam_epsilon, fused=True, **shared)
+            kind = RowAdam if recipe.sparse_gradient else torch.optim.Adam
+            return kind(groups, eps=recipe.adam_epsilon, fused=True, **shared)
         case "adamw":
             return torch.optim.AdamW(groups, eps=recipe.adam_epsilon, fused=True, **shared)
         case "sgd":

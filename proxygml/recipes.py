@@ -77,6 +77,10 @@ class Recipe:
     """M: leave classes without a link out of the softmax."""
     scale: float = 1.0
     """Multiplies the scores in the softmax over samples; 1 in the paper."""
+    sparse_gradient: bool = False
+    """Update linked proxies only, faster with very many classes; for adam and a proxy_weight of 0."""
+    proxy_rows: int | None = None
+    """Classify so many proxies, drawn at random, in the regulariser; None: all."""
 
     epochs: int = 50
     """How often every training image is seen."""
@@ -133,6 +137,8 @@ class Recipe:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
         if self.images_per_class is not None and self.images_per_class < 2:
             raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
+        if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
+            raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
         for name in (*rates, "ratio", "scale", "cache_gigabytes"):
@@ -158,7 +164,8 @@ class Recipe:
         known = [one.name for one in fields(self)]
         for name in settings:
             if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                longer = [one for one in known if one.startswith(name)]
+                nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f": did you mean {nearest[0]!r}?" if nearest else ""
                 raise ValueError(f"a recipe has no setting {name!r}{hint}")
         return replace(self, **settings)

@@ -21,15 +21,16 @@ MAY_IMPORT = {
     "backbones": set(),
     "cache": {"datasets", "images"},
     "losses": set(),
+    "optimizers": set(),
     "sampling": set(),
     "evaluation": set(),
     "embeddings": {"images"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
-    "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"},
+    "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"},
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
     "training": {
-        *("recipes", "datasets", "images", "cache", "backbones", "losses", "sampling"),
+        *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"),
         *("evaluation", "embeddings", "pictures", "runs", "ingredients", "judging"),
     },
     "methods": set(),
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "display": {"losses", "recipes", "experiments"},
     "cli": None,  # anything
     "__main__": {"cli"},
-    "__init__": {"losses"},
+    "__init__": {"losses", "optimizers"},
 }
 
 

@@ -81,3 +81,9 @@ def test_settings_of_a_loss_are_numbers_truths_or_words() -> None:
     for wrong in ("alpha", "=2", "alpha="):
         with pytest.raises(ValueError, match=r"expected loss_settings as name=value, got"):
             Recipe(loss_settings=(wrong,))
+
+
+@pytest.mark.parametrize("settings", [{"proxy_weight": 0.3}, {"optimizer": "sgd"}, {"loss": "ms"}])
+def test_a_sparse_gradient_is_refused_where_nothing_can_use_it(settings: dict) -> None:
+    with pytest.raises(ValueError, match="sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam"):
+        Recipe(**({"sparse_gradient": True, "proxy_weight": 0.0} | settings))

@@ -119,6 +119,14 @@ class TestAStoppedRun:
         timeless = {"trained", "best_epoch"}
         assert {k: stopped.scores[k] for k in timeless} == {k: undisturbed.scores[k] for k in timeless}
 
+    def test_goes_on_to_the_same_end_with_sparse_gradients_too(self, tiny: Recipe, tmp_path: Path) -> None:
+        recipe = tiny.changed({"sparse_gradient": True, "proxy_weight": 0.0, "links": 4})
+        undisturbed = train(recipe, tmp_path / "undisturbed")
+        with pytest.raises(PlugPulledError):
+            train(recipe, tmp_path / "stopped", progress=stop_at(6))
+        resume(tmp_path / "stopped")
+        same_weights(tmp_path / "stopped" / "last.pt", undisturbed.folder / "last.pt")
+
     def test_with_a_truncated_checkpoint_goes_on_from_the_one_before(
         self, tiny: Recipe, tmp_path: Path, undisturbed: Run
     ) -> None:

@@ -5,16 +5,17 @@ section 3, whose symbols are called here:
 
     x^s       samples      (B, D)     unit embeddings of the batch (the paper's M is our B)
     x^p       proxies      (C, N, D)  unit proxies, N of each class, so that y^p is the first axis
-    S         similarity   (B, C, N)  cosine of every sample and every proxy
-    I         linked       (B, C, N)  which k proxies each sample is linked to: its subgraph
-    W         subgraphs    (B, C, N)  S where linked, 0 elsewhere
-    Y^p       -                       one-hot proxy labels; a product with it is a sum over the last axis
-    Z         scores       (B, C)     labels propagated from the linked proxies to the sample
-    M         reached      (B, C)     classes with at least one linked proxy
+    S         -                       cosine of every sample and every proxy, of which the k largest of a row are kept
+    I         linked       (B, k)     which proxies, counted 0..CN-1, each sample is linked to: its subgraph
+    W         similarity   (B, k)     S of these links; all other entries of W are 0
+    Y^p       classes      (B, k)     classes of the linked proxies, whose one-hot rows Y^p has
+    Z         scores       (B, k)     labels propagated to the sample: one sum of links for each class they reach
+    M         reached      (B, k)     in which columns of the scores there is a class
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
-docs/paper.md lists where this differs from the paper or from its authors' code, and why.
+What takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py with its gradients. docs/paper.md lists where this differs
+from the paper or from its authors' code, and why.
 """
 
 import math
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+from proxygml.losses.subgraphs import classify_proxies, link
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
@@ -47,6 +49,10 @@ class ProxyGMLLoss(nn.Module):
     to: given, or `ratio` of all. `literal_mask` ranks with the +1 that Eq. 3 writes, which does not always keep all
     positives. `scale` multiplies the scores of samples in their softmax: 1 in the paper, where with one proxy per class
     no probability can come near 1. `last_terms` holds the parts of the last loss.
+
+    For very many classes: `sparse_gradient` gives `proxies` a gradient of the linked rows alone (a sparse tensor, for
+    `RowAdam`), which needs a proxy_weight of 0; `proxy_rows` classifies so many proxies, drawn at random, instead of
+    all: an unbiased estimate of L^p, whose cost otherwise grows with C^2 N.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class ProxyGMLLoss(nn.Module):
         mask_softmax: bool = True,
         literal_mask: bool = False,
         scale: float = 1.0,
+        sparse_gradient: bool = False,
+        proxy_rows: int | None = None,
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim, proxies_per_class=proxies_per_class)
@@ -73,12 +81,18 @@ class ProxyGMLLoss(nn.Module):
             raise ValueError(f"expected a proxy_weight of at least 0 (the paper's is 0.3), got {proxy_weight}")
         if not scale > 0:
             raise ValueError(f"expected a scale above 0 (the paper's is 1), got {scale}")
+        if proxy_rows is not None:
+            require_whole(proxy_rows=proxy_rows)
+        if sparse_gradient and proxy_weight > 0:
+            raise ValueError("sparse_gradient needs proxy_weight=0: the regulariser has a gradient in every proxy")
         self.links = choose_links(num_classes, proxies_per_class, ratio) if links is None else links
         self.links = min(self.links, num_classes * proxies_per_class)
         self.proxy_weight = proxy_weight
         self.positive_bonus = 0.0 if not positive_mask else 1.0 if literal_mask else ABOVE_ANY_COSINE
         self.mask_softmax = mask_softmax
         self.scale = scale
+        self.sparse_gradient = sparse_gradient
+        self.proxy_rows = proxy_rows
         self.last_terms: Terms | None = None
         # As in the authors' code; the length matters although proxies are normalised, since gradients scale with
         # its inverse.
@@ -96,28 +110,25 @@ class ProxyGMLLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch. The last three are what pytorch-metric-learning passes; proxies need none of them."""
-        classes, _, dimension = self.proxies.shape
-        labels = checked_labels(embeddings, labels, classes, dimension)
+        num_classes, per_class, dimension = self.proxies.shape
+        labels = checked_labels(embeddings, labels, num_classes, dimension)
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):  # exp of a sum of N cosines overflows float16
             samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
-            proxies = F.normalize(self.proxies.to(precision), dim=-1)  # (C, N, D)
+            proxies = self.proxies.to(precision)  # (C, N, D), of any length: `link` and `classify_proxies` divide by it
 
-            similarity = torch.einsum("bd,cnd->bcn", samples, proxies)  # Eq. 2: S
-            linked = nearest_proxies(similarity.detach(), labels, self.links, self.positive_bonus)  # Eq. 3: I
-            subgraphs = similarity.where(linked, 0)  # Eq. 4: W
-            scores = subgraphs.sum(dim=-1)  # (B, C), Eq. 5: Z = W Y^p
-
-            reached = linked.any(dim=-1)  # (B, C): M, from the links; Z == 0 also where vectors are orthogonal
-            mask = reached if self.mask_softmax else torch.ones_like(reached)
-            sample_loss = masked_cross_entropy(self.scale * scores, mask, labels)  # Eq. 6, 7: L^s
+            # Eq. 2 to 4: I, and of W the entries that are not 0
+            linked, similarity = link(samples, proxies, labels, self.links, self.positive_bonus, self.sparse_gradient)
+            scores, reached = propagate(similarity, linked // per_class)  # Eq. 5: Z = W Y^p, and M
+            unmasked = None if self.mask_softmax else num_classes
+            sample_loss = masked_cross_entropy(self.scale * scores, reached, labels, unmasked)  # Eq. 6, 7: L^s
 
             proxy_loss = None
             loss = sample_loss
             if self.proxy_weight > 0:
-                proxy_loss = proxy_cross_entropy(proxies)  # Eq. 8 to 11: L^p
+                proxy_loss = classify_proxies(proxies, self.proxy_rows)  # Eq. 8 to 11: L^p
                 loss = sample_loss + self.proxy_weight * proxy_loss  # Eq. 12: L
-        unlinked = ~reached.gather(1, labels[:, None])  # (B, 1)
+        unlinked = ~(reached == labels[:, None]).any(dim=1)  # (B,)
         self.last_terms = Terms(
             sample_loss.detach(), None if proxy_loss is None else proxy_loss.detach(), unlinked.to(precision).mean()
         )
@@ -139,35 +150,35 @@ def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:
     return min(proxies, max(1, math.ceil(ratio * proxies - 1e-9)))
 
 
-def nearest_proxies(similarity: Tensor, labels: Tensor, links: int, positive_bonus: float) -> Tensor:
-    """Which proxies each sample is linked to: similarity (B, C, N), labels (B,) -> boolean (B, C, N), k per sample."""
-    if positive_bonus:
-        own_class = F.one_hot(labels, similarity.shape[1])  # (B, C), Eq. 3: S^pos, the same for all N of a class
-        similarity = similarity + positive_bonus * own_class[:, :, None]
-    ranked = similarity.flatten(1).topk(links, sorted=False).indices  # (B, k) of C N
-    linked = torch.zeros_like(similarity, dtype=torch.bool)
-    linked.flatten(1).scatter_(1, ranked, True)
-    return linked
+def propagate(similarity: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Reverse label propagation, Eq. 5: what the links of a sample to the proxies of a class add up to.
 
-
-def masked_cross_entropy(scores: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log P(own class) over the classes in the mask: scores (B, C), mask (B, C), labels (B,) -> scalar.
-
-    A sample whose own class is masked out has P = 0; it counts as NO_POSITIVE_LINK and gives no gradient.
+    Similarity (B, k) and classes (B, k) of the links, ascending, -> scores (B, k) of the classes that are reached, and
+    which these are (B, k). A sample reaches as many as it does; the columns that it does not need are -1.
     """
-    own = labels[:, None]  # (B, 1)
-    log_total = scores.masked_fill(~mask, -math.inf).logsumexp(dim=1, keepdim=True)  # (B, 1)
-    own_log_probability = scores.gather(1, own) - log_total  # Eq. 6: log P
-    return -own_log_probability.where(mask.gather(1, own), -NO_POSITIVE_LINK).mean()  # Eq. 7
+    new = classes.diff(dim=1, prepend=classes.new_full((len(classes), 1), -1)) != 0  # (B, k)
+    column = new.cumsum(dim=1) - 1  # (B, k): where the class of each link has its score
+    scores = torch.zeros_like(similarity).scatter_add(1, column, similarity)
+    return scores, torch.full_like(classes, -1).scatter(1, column, classes)
 
 
-def proxy_cross_entropy(proxies: Tensor) -> Tensor:
-    """L^p, every proxy classified by all proxies, itself included: unit proxies (C, N, D) -> scalar."""
-    classes, per_class, _ = proxies.shape
-    class_sums = proxies.sum(dim=1)  # (C, D): Z^p = (P P^T) Y^p = P (P^T Y^p) needs no (CN)^2 matrix
-    scores = proxies.flatten(0, 1) @ class_sums.T  # (CN, C), Eq. 8, 9: Z^p
-    own_class = torch.arange(classes, device=proxies.device).repeat_interleave(per_class)  # (CN,)
-    return F.cross_entropy(scores, own_class)  # Eq. 10, 11
+def masked_cross_entropy(scores: Tensor, reached: Tensor, labels: Tensor, unmasked: int | None = None) -> Tensor:
+    """Eq. 6, 7, mean of -log P(own class): scores (B, k), classes (B, k), both of `propagate`, labels (B,) -> scalar.
+
+    Classes that no link reaches have no part in the softmax, and a sample whose own class is such a one has P = 0: it
+    counts as NO_POSITIVE_LINK and gives no gradient. Without the mask they take part with a score of 0; `unmasked` is
+    then the number of all classes.
+    """
+    there, own = (
+        reached >= 0,
+        reached == labels[:, None],
+    )  # (B, k): M, from the links, since Z == 0 may be
+    log_total = scores.masked_fill(~there, -math.inf).logsumexp(dim=1)  # (B,)
+    own_score, counted = (scores * own).sum(dim=1), own.any(dim=1)  # (B,)
+    if unmasked is not None:
+        zeros = (unmasked - there.sum(dim=1)).to(scores.dtype)  # (B,): how many scores of 0 there are
+        log_total, counted = torch.logaddexp(log_total, zeros.log()), torch.ones_like(counted)
+    return -(own_score - log_total).where(counted, -NO_POSITIVE_LINK).mean()
 
 
 def _warn_of_no_negatives(num_classes: int, proxies_per_class: int, links: int) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import unittest.mock
 import warnings
 
 import pytest
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from pytorch_metric_learning import losses as pml
 from torch import Tensor
 
+from benchmarks.measuring import allocations
 from proxygml import ProxyGMLLoss
-from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links, nearest_proxies
+from proxygml.losses import subgraphs
+from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links
+from proxygml.losses.subgraphs import classify_proxies, link
 from tests.losses import oracle
 from tests.losses.test_every_loss import value_and_gradients
 
@@ -28,6 +32,15 @@ def loss_with(proxies: Tensor, **options: object) -> ProxyGMLLoss:
     with torch.no_grad():
         loss.proxies.copy_(proxies)
     return loss
+
+
+EAST = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+
+
+def at_cosines(*classes: list[float]) -> Tensor:
+    """Proxies (C, N, 2) of length 2 that have these cosines with EAST."""
+    cosines = torch.tensor(classes, dtype=torch.float64)
+    return 2 * torch.stack([cosines, (1 - cosines.square()).sqrt()], dim=-1)
 
 
 @st.composite
@@ -46,16 +59,33 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
+PATHS = {  # which of the ways through subgraphs.py are taken
+    "gradients by matrix products": {"FEW_LINKS": 0},
+    "gradients by sums over links": {"FEW_LINKS": 1},
+    "proxies in parts": {"ROWS": 3, "HELD": 3, "FEW_LINKS": 1},
+    "rows of a sparse gradient": {"ROWS": 2},
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularised"), TABLE_1)
-@settings(max_examples=25, deadline=None)
-@given(problem=problems(), literal=st.booleans())
-def test_value_and_gradients_equal_the_papers_equations(
-    dtype: torch.dtype, positive_mask: bool, mask_softmax: bool, regularised: bool, problem: dict, literal: bool
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(), literal=st.booleans(), path=st.sampled_from(list(PATHS)))
+def test_value_and_gradients_equal_the_papers_equations_on_every_path(
+    dtype: torch.dtype,
+    positive_mask: bool,
+    mask_softmax: bool,
+    regularised: bool,
+    problem: dict,
+    literal: bool,
+    path: str,
 ) -> None:
     proxies, embeddings = problem["proxies"].to(dtype), problem["embeddings"].to(dtype)
+    sparse = "sparse" in path
+    regularised = regularised and not sparse
     loss = loss_with(
         proxies,
+        sparse_gradient=sparse,
         ratio=problem["ratio"],
         proxy_weight=problem["weight"] * regularised,
         positive_mask=positive_mask,
@@ -74,7 +104,9 @@ def test_value_and_gradients_equal_the_papers_equations(
         scale=problem["softmax_scale"],
     )
     assume(gap > 1e-5)  # a tie is decided by neither
-    value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
+    with unittest.mock.patch.multiple(subgraphs, **PATHS[path]):
+        value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
+    gradients = [gradient.to_dense() for gradient in gradients]
     # Gradients scale with the inverse length of what is normalised, so they are compared at unit length.
     tolerance = {torch.float32: 2e-5, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance)
@@ -115,7 +147,8 @@ def test_only_linked_similarities_have_a_gradient_and_it_is_the_probability_minu
     _, _, proxy_gradient = value_and_gradients(loss, embeddings, labels)
 
     similarity = torch.einsum("bd,cnd->bcn", embeddings, proxies)
-    linked = nearest_proxies(similarity, labels, 6, ABOVE_ANY_COSINE)
+    linked = torch.zeros_like(similarity, dtype=torch.bool)
+    linked.flatten(1).scatter_(1, link(embeddings, proxies, labels, 6, ABOVE_ANY_COSINE)[0], True)
     assert linked.flatten(1).sum(dim=1).tolist() == [6] * 4
     probability = (similarity * linked).sum(-1).masked_fill(~linked.any(-1), -math.inf).softmax(-1)
     expected = linked * (probability - torch.nn.functional.one_hot(labels, 5))[:, :, None] / 4  # dL/dS
@@ -161,17 +194,12 @@ class TestTheCasesDoneByHand:
         assert loss(sample, torch.tensor([label])).item() == pytest.approx(expected, abs=1e-6)
 
     def test_the_literal_plus_one_drops_a_positive_that_the_safe_bonus_keeps(self) -> None:
-        similarity = torch.tensor([[[-0.6], [0.8], [0.9]]])  # own class at -.6: -.6 + 1 < .8
-        kept = nearest_proxies(similarity, torch.tensor([0]), 1, ABOVE_ANY_COSINE)
-        dropped = nearest_proxies(similarity, torch.tensor([0]), 1, 1.0)
-        assert kept.flatten().tolist() == [True, False, False]
-        assert dropped.flatten().tolist() == [False, False, True]
+        proxies = at_cosines([-0.6], [0.8], [0.9])  # own class at -.6: -.6 + 1 < .8
+        assert link(EAST, proxies, self.LABEL, 1, ABOVE_ANY_COSINE)[0].tolist() == [[0]]
+        assert link(EAST, proxies, self.LABEL, 1, 1.0)[0].tolist() == [[2]]
 
-        angles = torch.tensor([math.acos(-0.6), -math.acos(0.8)], dtype=torch.float64)
-        proxies = torch.stack([angles.cos(), angles.sin()], dim=-1)[:, None]
-        sample = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
         safe, literal = (
-            loss_with(proxies, links=1, proxy_weight=0, literal_mask=literal)(sample, self.LABEL).item()
+            loss_with(proxies, links=1, proxy_weight=0, literal_mask=literal)(EAST, self.LABEL).item()
             for literal in (False, True)
         )
         assert safe == 0
@@ -237,9 +265,10 @@ class TestLimitCases:
         assert value.item() == pytest.approx(math.log(1 + (links - 1) * math.exp(-2)), abs=1e-12)
 
     def test_only_the_nearest_positives_are_kept_when_there_are_fewer_links_than_proxies(self) -> None:
-        similarity = torch.tensor([[[0.1, 0.9, 0.5], [1.0, 1.0, 1.0]]])
-        linked = nearest_proxies(similarity, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
-        assert linked.tolist() == [[[False, True, True], [False, False, False]]]
+        proxies = at_cosines([0.1, 0.9, 0.5], [1.0, 1.0, 1.0])
+        linked, cosines = link(EAST, proxies, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
+        assert linked.tolist() == [[1, 2]]
+        assert cosines[0].tolist() == pytest.approx([0.9, 0.5])
 
     def test_a_zero_proxy_and_a_zero_embedding_are_similar_to_nothing(self) -> None:
         proxies = torch.tensor([[[0.0, 0]], [[1.0, 0]]])
@@ -348,3 +377,88 @@ def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
     without = ProxyGMLLoss(10, 6, proxies_per_class=3, ratio=0.5, proxy_weight=0)
     without(torch.randn(4, 6), torch.arange(4))
     assert without.last_terms.proxy_loss is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 4), width=st.integers(1, 200), share=st.floats(0, 1), levels=st.sampled_from([2, 10, 10**6]))
+def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
+    rows: int, width: int, share: float, levels: int
+) -> None:
+    count = round(share * width)
+    values = torch.randint(levels, (rows, width)).float()
+    with unittest.mock.patch.object(subgraphs, "BLOCKS", (8, 3, 2)):
+        found = subgraphs._largest(values, count)
+    assert found.shape == (rows, count)
+    assert all(len(set(row)) == count for row in found.tolist())
+    assert torch.equal(values.gather(1, found).sort(descending=True).values, values.topk(count).values)
+
+
+def test_few_classified_proxies_give_value_and_gradient_of_all_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    value = classify_proxies(proxies)
+    (gradient,) = torch.autograd.grad(value, proxies)
+    drawn = []
+    for pair in ([0, 3], [5, 1], [2, 4]):  # every proxy once
+        monkeypatch.setattr(torch, "randperm", lambda *_, pair=pair, **__: torch.tensor([*pair, 0, 0, 0, 0]))
+        estimate = classify_proxies(proxies, sampled=2)
+        drawn.append((estimate.detach(), *torch.autograd.grad(estimate, proxies)))
+    torch.testing.assert_close(torch.stack([one for one, _ in drawn]).mean(), value.detach())
+    torch.testing.assert_close(torch.stack([one for _, one in drawn]).mean(0), gradient)
+    torch.testing.assert_close(classify_proxies(proxies, sampled=6), value)
+    torch.testing.assert_close(classify_proxies(proxies, sampled=60), value)
+
+
+def test_the_loss_draws_as_many_proxies_as_it_is_told() -> None:
+    loss = loss_with(torch.randn(4, 3, 5), links=6, proxy_rows=2)
+    batch = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    values = {loss(*batch).item() for _ in range(8)}
+    assert len(values) > 1
+    everyone = loss_with(loss.proxies.detach(), links=6, proxy_rows=12)
+    assert len({everyone(*batch).item() for _ in range(3)}) == 1
+
+
+def test_a_sparse_gradient_has_the_linked_rows_and_adds_up_over_batches() -> None:
+    proxies = torch.randn(6, 2, 4)
+    dense, sparse = (loss_with(proxies, links=3, proxy_weight=0, sparse_gradient=form) for form in (False, True))
+    linked = set()
+    for labels in ([0, 1], [1, 5]):
+        samples = torch.nn.functional.normalize(torch.randn(2, 4))
+        for loss in (dense, sparse):
+            loss(samples, torch.tensor(labels)).backward()
+        linked |= set(link(samples, proxies, torch.tensor(labels), 3, ABOVE_ANY_COSINE)[0].flatten().tolist())
+    gradient = sparse.proxies.grad.coalesce()
+    assert {2 * row + place for row, place in gradient.indices().T.tolist()} == linked
+    torch.testing.assert_close(gradient.to_dense(), dense.proxies.grad)
+
+
+def test_a_sparse_gradient_and_a_regulariser_are_refused_together() -> None:
+    with pytest.raises(ValueError, match="sparse_gradient needs proxy_weight=0"):
+        ProxyGMLLoss(4, 3, sparse_gradient=True)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_step_with_many_classes_takes_no_memory_of_the_size_of_the_similarities(sparse: bool) -> None:
+    """CI's guard of memory: bytes are the same on every machine."""
+    batch, classes, dimension, links = 64, 60_000, 16, 100
+    loss = ProxyGMLLoss(classes, dimension, proxies_per_class=1, links=links, proxy_weight=0, sparse_gradient=sparse)
+    samples, labels = torch.randn(batch, dimension, requires_grad=True), torch.arange(batch)
+    changes = allocations(lambda: loss(samples, labels).backward())
+    similarities, gradient = 4 * batch * classes, 4 * classes * dimension
+    assert 4 * subgraphs.HELD == max(changes) < similarities  # one part of the similarities, and nothing else as large
+    rows = 4 * batch * links * dimension if sparse else gradient
+    assert sorted(changes)[-2] <= max(
+        rows, subgraphs.HELD
+    )  # the gradient, and a mask of that part with a byte for each
+
+
+def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> None:
+    """CI's guard of time: the number of large operations."""
+    loss = ProxyGMLLoss(98, 32)
+    samples, labels = torch.randn(32, 32, requires_grad=True), torch.arange(32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
+        loss(samples, labels).backward()
+    calls = {event.key: event.count for event in watched.key_averages()}
+    assert calls["aten::mm"] == 3  # similarities, Z^p, and the gradient of proxies
+    assert calls["aten::addmm_"] == 1  # and of the sums of classes
+    assert calls["aten::_embedding_bag"] == 2  # gradients of the links
+    assert calls["aten::topk"] <= 4

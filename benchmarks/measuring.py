@@ -1,0 +1,92 @@
+"""What the benchmarks share: taking turns on the clock, peak memory, and results/bench/NAME.json.
+
+Ratios come from one process in which all contenders take turns, so that whatever else the machine does falls on all.
+"""
+
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from proxygml.files import written_whole
+from proxygml.runs import provenance
+
+RESULTS = Path("results/bench")
+Calls = Mapping[str, Callable[[], object]]
+
+
+def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> dict[str, dict[str, float]]:
+    """Milliseconds of each call, median and quartiles: after a round to warm up, as many rounds as fit the time."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.perf_counter()
+    for turn in range(most + 1):
+        if turn > least and time.perf_counter() - began > seconds:
+            break
+        for name, call in calls.items():
+            milliseconds = timed(call)
+            if turn:
+                taken[name].append(milliseconds)
+    return {name: spread(values) for name, values in taken.items()}
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, on the clock of the GPU where there is one."""
+    if torch.cuda.is_available():
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+    began = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - began)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"ms": round(middle, 3), "low": round(low, 3), "high": round(high, 3), "rounds": len(values)}
+
+
+def peak_megabytes(call: Callable[[], object]) -> float:
+    """The most memory that a call takes above its own lowest point, by torch's account: no noise."""
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    now = lowest = rise = 0  # a call begins by dropping the gradients of the one before it
+    for change in allocations(call):
+        now += change
+        lowest = min(lowest, now)
+        rise = max(rise, now - lowest)
+    return rise / 2**20
+
+
+def allocations(call: Callable[[], object]) -> list[int]:
+    """Bytes that tensors of a call take (above 0) and give back (below 0) on a CPU, in order."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def save(name: str, found: dict) -> Path:
+    """Write results/bench/NAME.json: what was found, the threads, and by what it was made."""
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made_by = provenance() | {"command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])}
+    with written_whole(path) as draft:
+        draft.write_text(json.dumps(found | {"threads": torch.get_num_threads(), "made_by": made_by}, indent=1) + "\n")
+    return path
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())

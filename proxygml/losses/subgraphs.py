@@ -1,0 +1,223 @@
+"""The two parts of ProxyGML that take time: linking samples to proxies, and classifying the proxies themselves.
+
+Both are equations of proxygml.py with their gradients written out. Autograd would keep a normalised copy of all proxies
+and several matrices as large as the similarities (B, CN), although only k of the CN columns of a row have a gradient.
+benchmarks/loss.py times them beside the dense equations and beside the matrix products alone; docs/performance.md says
+what else was tried.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+ROWS = 2048  # proxies that are multiplied, scaled and projected at a time, while they are in the cache
+HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
+HELD_ON_GPU = 2**27
+FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
+BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing
+SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
+
+
+def link(
+    samples: Tensor, proxies: Tensor, labels: Tensor, links: int, positive_bonus: float, sparse_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The subgraph of each sample: the proxies (B, k) in 0..CN-1 it is linked to, ascending, and their cosines (B, k).
+
+    Unit samples (B, D), proxies (C, N, D) of any length, labels (B,). A `sparse_gradient` has only linked proxies.
+    """
+    return _Link.apply(samples, proxies, labels, links, positive_bonus, sparse_gradient)
+
+
+class _Link(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        samples: Tensor,
+        proxies: Tensor,
+        labels: Tensor,
+        links: int,
+        positive_bonus: float,
+        sparse_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        vectors = proxies.flatten(0, 1)  # (CN, D)
+        own = labels[:, None] * proxies.shape[1] + torch.arange(proxies.shape[1], device=labels.device)  # (B, N)
+        nearest, cosines, own_cosines, inverse_lengths = _nearest_of_others(samples, vectors, own, links)
+
+        ranked = torch.cat([cosines, own_cosines + positive_bonus], dim=1)  # (B, k + N), Eq. 3: S + S^pos
+        chosen = ranked.topk(links, sorted=False).indices  # (B, k)
+        linked, order = torch.cat([nearest, own], dim=1).gather(1, chosen).sort(dim=1)  # (B, k)
+        cosines = torch.cat([cosines, own_cosines], dim=1).gather(1, chosen).gather(1, order)  # (B, k)
+
+        ctx.save_for_backward(samples, proxies, linked, cosines, inverse_lengths)
+        ctx.sparse_gradient = sparse_gradient
+        ctx.mark_non_differentiable(linked)
+        return linked, cosines
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, _: None, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """With g = dL/ds of a link, s = x.p / |p|: dx = sum of g p / |p|; dp = sum of g (x - s p / |p|) / |p|."""
+        samples, proxies, linked, cosines, inverse_lengths = ctx.saved_tensors
+        vectors = proxies.flatten(0, 1)  # (CN, D)
+        weights = gradient * inverse_lengths[linked]  # (B, k): g / |p|
+        touched = None  # the proxies whose gradient is returned; None: all
+        if linked.shape[1] > FEW_LINKS * len(vectors) and not ctx.sparse_gradient:
+            matrix = weights.new_zeros(len(samples), len(vectors)).scatter_(1, linked, weights)  # (B, CN)
+            sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
+        else:
+            sample_gradient = F.embedding_bag(linked, vectors, per_sample_weights=weights, mode="sum")  # (B, D)
+            proxy, order = linked.flatten().sort()  # (Bk,): the links of a proxy beside each other
+            if ctx.sparse_gradient:
+                touched, count = proxy.unique_consecutive(return_counts=True)
+            else:
+                count = proxy.bincount(minlength=len(vectors))
+            proxy_gradient = F.embedding_bag(  # (CN or touched, D)
+                order // linked.shape[1],  # whose link it is
+                samples,
+                count.cumsum(0) - count,  # where the links of each proxy begin
+                per_sample_weights=weights.flatten()[order],
+                mode="sum",
+            )
+        along = torch.zeros_like(inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
+        along.index_add_(0, linked.flatten(), (weights * cosines).flatten())
+        _subtract(proxy_gradient, vectors, along * inverse_lengths, touched)
+        if touched is None:
+            proxy_gradient = proxy_gradient.view_as(proxies)
+        else:
+            class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
+            proxy_gradient = torch.sparse_coo_tensor(
+                class_and_place, proxy_gradient, proxies.shape, is_coalesced=True, check_invariants=False
+            )
+        return sample_gradient, proxy_gradient, None, None, None, None
+
+
+def _nearest_of_others(samples: Tensor, vectors: Tensor, own: Tensor, links: int) -> tuple[Tensor, ...]:
+    """Of each sample the k nearest proxies (B, k) of other classes, their cosines (B, k) and those of its own (B, N).
+
+    And 1 / length of all proxies (CN,). `own` (B, N) are the proxies of a sample's class; where there are fewer than k
+    others, some of them fill up the nearest, with a cosine of minus infinity.
+    """
+    total = len(vectors)
+    inverse_lengths = samples.new_empty(total)
+    width = min(total, max(ROWS, _held(vectors) // len(samples)))
+    held = samples.new_empty(len(samples), width)
+    own_cosines = samples.new_empty(own.shape)
+    nearest, cosines = own[:, :0], samples[:, :0]  # (B, up to k) so far
+    for part in _parts(total, width):
+        values = held[:, : part.stop - part.start]  # (B, width)
+        _cosines(samples, vectors[part], inverse_lengths[part], out=values)
+        row, column = ((own >= part.start) & (own < part.stop)).nonzero(as_tuple=True)  # of this part
+        place = own[row, column] - part.start
+        own_cosines[row, column] = values[row, place]
+        values[row, place] = -torch.inf
+        count = min(links, values.shape[1])
+        if cosines.shape[1] == links:  # only what is nearer than the farthest so far can be among the nearest
+            nearer = (values > cosines.amin(1, keepdim=True)).nonzero()[:, 0]  # sum() would count with 8 bytes for each
+            count = min(count, int(nearer.bincount(minlength=1).amax()))
+        found = _largest(values, count)  # (B, count)
+        nearest = torch.cat([nearest, found + part.start], dim=1)
+        cosines = torch.cat([cosines, values.gather(1, found)], dim=1)
+        if cosines.shape[1] > links:
+            cosines, kept = cosines.topk(links, sorted=False)
+            nearest = nearest.gather(1, kept)
+    return nearest, cosines, own_cosines, inverse_lengths
+
+
+def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, out: Tensor) -> None:
+    """Of unit samples (B, D) and vectors (P, D) into `out` (B, P); 1 / length of the vectors into (P,)."""
+    for part in _parts(len(vectors), ROWS):
+        torch.linalg.vector_norm(vectors[part], dim=1, out=inverse_lengths[part]).clamp_min_(SHORTEST).reciprocal_()
+        torch.mm(samples, vectors[part].T, out=out[:, part])
+        out[:, part] *= inverse_lengths[part]
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Where the largest entries of each row are, in any order: values (B, P) -> (B, count).
+
+    With many columns in two rounds: the blocks with the largest maxima hold all of them.
+    """
+    width = values.shape[1]
+    block = next((size for size in BLOCKS if width >= 4 * count * size), 1)
+    if block == 1:
+        return values.topk(count, sorted=False).indices
+    blocks = width // block  # block j has the columns j, j + blocks, j + 2 blocks ...: maxima run along the rows
+    maxima = values[:, : blocks * block].unflatten(1, (block, blocks)).amax(1)  # (B, blocks)
+    winners = maxima.topk(count, sorted=False).indices  # (B, count)
+    columns = (winners[:, None] + blocks * torch.arange(block, device=values.device)[:, None]).flatten(1)
+    left_over = torch.arange(blocks * block, width, device=values.device).expand(len(values), -1)  # fewer than a block
+    columns = torch.cat([columns, left_over], dim=1)  # (B, block * count + left over)
+    return columns.gather(1, values.gather(1, columns).topk(count, sorted=False).indices)
+
+
+def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
+    """From each row of the gradient its vector times its factor: of these rows, or of all where it is None."""
+    for part in _parts(len(gradient), ROWS):
+        which = part if rows is None else rows[part]
+        gradient[part].addcmul_(vectors[which], factors[which, None], value=-1)
+
+
+def classify_proxies(proxies: Tensor, sampled: int | None = None) -> Tensor:
+    """L^p, the mean cross-entropy of proxies that all proxies classify: proxies (C, N, D) of any length -> scalar.
+
+    With `sampled`, the mean of so many proxies drawn at random: L^p on average; the classes they are told from are all.
+    """
+    return _ClassifyProxies.apply(proxies, sampled)
+
+
+class _ClassifyProxies(torch.autograd.Function):
+    """Z^p = (P P^T) Y^p = P (P^T Y^p) takes products with the sums of classes (C, D), no (CN)^2 matrix.
+
+    The gradient is made on the way forward, part by part, while the softmax of a part is at hand.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, proxies: Tensor, sampled: int | None) -> Tensor:
+        classes, per_class, _ = proxies.shape
+        vectors = proxies.flatten(0, 1)  # (CN, D)
+        inverse_lengths = torch.linalg.vector_norm(vectors, dim=1).clamp_min_(SHORTEST).reciprocal_()  # (CN,)
+        sums = torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies)[:, 0]  # (C, D): P^T Y^p
+        everyone = sampled is None or sampled >= len(vectors)
+        order = torch.arange(len(vectors), device=vectors.device)
+        if not everyone:
+            order = torch.randperm(len(vectors), device=vectors.device)[:sampled]
+        drawn, scale = (vectors, inverse_lengths) if everyone else (vectors[order], inverse_lengths[order])
+        loss = vectors.new_zeros(())
+        gradient, sum_gradient, along = torch.empty_like(drawn), torch.zeros_like(sums), torch.empty_like(scale)
+        for part in _parts(len(drawn), max(1, _held(vectors) // classes)):
+            scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
+            log_probability = scores.log_softmax(dim=1)  # Eq. 10
+            own = (order[part] // per_class)[:, None]  # (rows, 1)
+            loss -= log_probability.gather(1, own).sum() / len(drawn)  # Eq. 11
+            if ctx.needs_input_grad[0]:
+                error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
+                error.scatter_add_(1, own, error.new_full(own.shape, -1))
+                along[part] = torch.linalg.vecdot(error, scores)
+                error *= scale[part, None] / len(drawn)
+                torch.mm(error, sums, out=gradient[part])
+                sum_gradient.addmm_(error.T, drawn[part])
+        if ctx.needs_input_grad[0]:  # from unit proxies to proxies of any length
+            along *= scale.square() / len(drawn)
+            if not everyone:
+                gradient = torch.zeros_like(vectors).index_copy_(0, order, gradient)
+                along = torch.zeros_like(inverse_lengths).index_copy_(0, order, along)
+            gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
+            of_sums = torch.bmm(proxies, sum_gradient[:, :, None]).flatten()  # (CN,)
+            _subtract(gradient, vectors, along + of_sums * inverse_lengths**3, None)
+            ctx.save_for_backward(gradient.view_as(proxies))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        (of_loss,) = ctx.saved_tensors
+        return of_loss * gradient, None
+
+
+def _held(vectors: Tensor) -> int:
+    """How many similarities are held at a time."""
+    return HELD if vectors.device.type == "cpu" else HELD_ON_GPU
+
+
+def _parts(total: int, most: int) -> list[slice]:
+    return [slice(first, min(first + most, total)) for first in range(0, total, most)]
