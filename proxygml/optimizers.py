@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
-ROWS = 4096  # updated at a time, so that no copy of all touched rows is made
+ROWS = 1024  # updated at a time, so that no copy of all touched rows is made
 
 
 class RowAdam(torch.optim.Adam):
@@ -38,23 +39,27 @@ class RowAdam(torch.optim.Adam):
         if not state:  # under the names that Adam gives them, so that a checkpoint fits both
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        state["step"] += 1
-        first_rate, second_rate = group["betas"]
-        step_size = group["lr"] / (1 - first_rate ** state["step"].item())
-        correction = (1 - second_rate ** state["step"].item()) ** 0.5
-
         gradient = parameter.grad.coalesce()
         leading = gradient.sparse_dim()
         places = gradient.indices()[0]  # (rows,) of the leading axes made one
         for axis in range(1, leading):
             places = places * parameter.shape[axis] + gradient.indices()[axis]
-        weights, means, squares = (
-            tensor.flatten(0, leading - 1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])
-        )
+        every = [tensor.flatten(0, leading - 1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
         for rows, slope in zip(places.split(ROWS), gradient.values().split(ROWS), strict=True):
-            if group["weight_decay"]:
-                slope = slope + group["weight_decay"] * weights[rows]
-            mean = means[rows].lerp_(slope, 1 - first_rate)
-            square = squares[rows].mul_(second_rate).addcmul_(slope, slope, value=1 - second_rate)
-            means[rows], squares[rows] = mean, square
-            weights.index_add_(0, rows, mean / (square.sqrt() / correction).add_(group["eps"]), alpha=-step_size)
+            step = state["step"].clone()  # which `adam` counts up
+            touched = [tensor.index_select(0, rows) for tensor in every]
+            weights, means, squares = ([tensor] for tensor in touched)
+            adam(
+                *(weights, [slope], means, squares, [], [step]),
+                fused=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for tensor, new in zip(every, touched, strict=True):
+                tensor.index_copy_(0, rows, new)
+        state["step"] += 1

@@ -153,8 +153,11 @@ def _largest(values: Tensor, count: int) -> Tensor:
 def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
     """From each row of the gradient its vector times its factor: of these rows, or of all where it is None."""
     for part in _parts(len(gradient), ROWS):
-        which = part if rows is None else rows[part]
-        gradient[part].addcmul_(vectors[which], factors[which, None], value=-1)
+        if rows is None:
+            chosen, factor = vectors[part], factors[part]
+        else:
+            chosen, factor = (each.index_select(0, rows[part]) for each in (vectors, factors))
+        gradient[part].addcmul_(chosen, factor[:, None], value=-1)
 
 
 def classify_proxies(proxies: Tensor, sampled: int | None = None) -> Tensor:
