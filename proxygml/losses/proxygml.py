@@ -126,12 +126,11 @@ class ProxyGMLLoss(nn.Module):
             proxy_loss = None
             loss = sample_loss
             if self.proxy_weight > 0:
-                proxy_loss = classify_proxies(proxies, self.proxy_rows)  # Eq. 8 to 11: L^p
-                loss = sample_loss + self.proxy_weight * proxy_loss  # Eq. 12: L
+                weighted = classify_proxies(proxies, self.proxy_rows, self.proxy_weight)  # Eq. 8 to 11: lambda L^p
+                loss = sample_loss + weighted  # Eq. 12: L
+                proxy_loss = weighted.detach() / self.proxy_weight
         unlinked = ~(reached == labels[:, None]).any(dim=1)  # (B,)
-        self.last_terms = Terms(
-            sample_loss.detach(), None if proxy_loss is None else proxy_loss.detach(), unlinked.to(precision).mean()
-        )
+        self.last_terms = Terms(sample_loss.detach(), proxy_loss, unlinked.to(precision).mean())
         return loss
 
     def extra_repr(self) -> str:

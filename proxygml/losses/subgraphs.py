@@ -160,12 +160,12 @@ def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor |
         gradient[part].addcmul_(chosen, factor[:, None], value=-1)
 
 
-def classify_proxies(proxies: Tensor, sampled: int | None = None) -> Tensor:
-    """L^p, the mean cross-entropy of proxies that all proxies classify: proxies (C, N, D) of any length -> scalar.
+def classify_proxies(proxies: Tensor, sampled: int | None = None, weight: float = 1.0) -> Tensor:
+    """A weight times L^p, the mean cross-entropy of proxies that all of them classify: (C, N, D), any length -> scalar.
 
     With `sampled`, the mean of so many proxies drawn at random: L^p on average; the classes they are told from are all.
     """
-    return _ClassifyProxies.apply(proxies, sampled)
+    return _ClassifyProxies.apply(proxies, sampled, weight)
 
 
 class _ClassifyProxies(torch.autograd.Function):
@@ -175,7 +175,7 @@ class _ClassifyProxies(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, proxies: Tensor, sampled: int | None) -> Tensor:
+    def forward(ctx: FunctionCtx, proxies: Tensor, sampled: int | None, weight: float) -> Tensor:
         classes, per_class, _ = proxies.shape
         vectors = proxies.flatten(0, 1)  # (CN, D)
         inverse_lengths = torch.linalg.vector_norm(vectors, dim=1).clamp_min_(SHORTEST).reciprocal_()  # (CN,)
@@ -185,22 +185,23 @@ class _ClassifyProxies(torch.autograd.Function):
         if not everyone:
             order = torch.randperm(len(vectors), device=vectors.device)[:sampled]
         drawn, scale = (vectors, inverse_lengths) if everyone else (vectors[order], inverse_lengths[order])
+        share = weight / len(drawn)
         loss = vectors.new_zeros(())
         gradient, sum_gradient, along = torch.empty_like(drawn), torch.zeros_like(sums), torch.empty_like(scale)
         for part in _parts(len(drawn), max(1, _held(vectors) // classes)):
             scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
             log_probability = scores.log_softmax(dim=1)  # Eq. 10
             own = (order[part] // per_class)[:, None]  # (rows, 1)
-            loss -= log_probability.gather(1, own).sum() / len(drawn)  # Eq. 11
+            loss -= share * log_probability.gather(1, own).sum()  # Eq. 11
             if ctx.needs_input_grad[0]:
                 error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
                 error.scatter_add_(1, own, error.new_full(own.shape, -1))
                 along[part] = torch.linalg.vecdot(error, scores)
-                error *= scale[part, None] / len(drawn)
+                error *= share * scale[part, None]
                 torch.mm(error, sums, out=gradient[part])
                 sum_gradient.addmm_(error.T, drawn[part])
         if ctx.needs_input_grad[0]:  # from unit proxies to proxies of any length
-            along *= scale.square() / len(drawn)
+            along *= share * scale.square()
             if not everyone:
                 gradient = torch.zeros_like(vectors).index_copy_(0, order, gradient)
                 along = torch.zeros_like(inverse_lengths).index_copy_(0, order, along)
@@ -212,9 +213,10 @@ class _ClassifyProxies(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
         (of_loss,) = ctx.saved_tensors
-        return of_loss * gradient, None
+        as_it_is = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy takes time
+        return of_loss if as_it_is else of_loss * gradient, None, None
 
 
 def _held(vectors: Tensor) -> int:

@@ -462,3 +462,15 @@ def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> N
     assert calls["aten::addmm_"] == 1  # and of the sums of classes
     assert calls["aten::_embedding_bag"] == 2  # gradients of the links
     assert calls["aten::topk"] <= 4
+
+
+def test_gradients_add_up_when_a_graph_is_used_twice_or_the_loss_is_scaled() -> None:
+    loss = loss_with(torch.randn(5, 2, 4, dtype=torch.float64), links=4)
+    embeddings, labels = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 4])
+    value = loss(embeddings, labels)
+    value.backward(retain_graph=True)
+    once = [embeddings.grad.clone(), loss.proxies.grad.clone()]
+    value.backward(retain_graph=True)
+    torch.testing.assert_close([embeddings.grad, loss.proxies.grad], [2 * gradient for gradient in once])
+    (3 * value).backward()
+    torch.testing.assert_close([embeddings.grad, loss.proxies.grad], [5 * gradient for gradient in once])
