@@ -1,7 +1,7 @@
 # make run    set up, train on embedded data, show scores and pictures (QUICK=1: the same in seconds, for CI)
 # make test   set up, run the whole test suite
 # make lint   ruff: lint and format check
-# make bench  side-by-side speed of the loss
+# make bench  speed and memory side by side, in minutes: results/bench and docs/performance.md
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -26,7 +26,8 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python -m benchmarks.loss --quick
+	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
+	$(BIN)/python -m benchmarks.report
 
 setup: $(VENV)/installed
 

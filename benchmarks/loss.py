@@ -100,7 +100,6 @@ def contenders(case: Case) -> dict[str, Callable[[], None]]:
     peers: dict[str, Callable[[], torch.nn.Module]] = {
         "ArcFace (PML)": lambda: pml.ArcFaceLoss(case.classes, case.dimension),
         "Proxy-Anchor (PML)": lambda: pml.ProxyAnchorLoss(case.classes, case.dimension),
-        "normalised softmax (PML)": lambda: pml.NormalizedSoftmaxLoss(case.classes, case.dimension),
     }
     if case.per_class > 1:
         peers = {

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-ROWS = 2048  # proxies that are multiplied, scaled and projected at a time, while they are in the cache
+NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a time, while they are in the cache
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
 HELD_ON_GPU = 2**27
 FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
@@ -100,7 +100,7 @@ def _nearest_of_others(samples: Tensor, vectors: Tensor, own: Tensor, links: int
     """
     total = len(vectors)
     inverse_lengths = samples.new_empty(total)
-    width = min(total, max(ROWS, _held(vectors) // len(samples)))
+    width = min(total, max(1, _held(vectors) // len(samples)))
     held = samples.new_empty(len(samples), width)
     own_cosines = samples.new_empty(own.shape)
     nearest, cosines = own[:, :0], samples[:, :0]  # (B, up to k) so far
@@ -111,11 +111,10 @@ def _nearest_of_others(samples: Tensor, vectors: Tensor, own: Tensor, links: int
         place = own[row, column] - part.start
         own_cosines[row, column] = values[row, place]
         values[row, place] = -torch.inf
-        count = min(links, values.shape[1])
-        if cosines.shape[1] == links:  # only what is nearer than the farthest so far can be among the nearest
-            nearer = (values > cosines.amin(1, keepdim=True)).nonzero()[:, 0]  # sum() would count with 8 bytes for each
-            count = min(count, int(nearer.bincount(minlength=1).amax()))
-        found = _largest(values, count)  # (B, count)
+        if cosines.shape[1] < links:
+            found = _largest(values, min(links, values.shape[1]))
+        else:  # only what is nearer than the farthest so far can be among the nearest
+            found = _larger(values, cosines.amin(1, keepdim=True))
         nearest = torch.cat([nearest, found + part.start], dim=1)
         cosines = torch.cat([cosines, values.gather(1, found)], dim=1)
         if cosines.shape[1] > links:
@@ -126,7 +125,7 @@ def _nearest_of_others(samples: Tensor, vectors: Tensor, own: Tensor, links: int
 
 def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, out: Tensor) -> None:
     """Of unit samples (B, D) and vectors (P, D) into `out` (B, P); 1 / length of the vectors into (P,)."""
-    for part in _parts(len(vectors), ROWS):
+    for part in _parts(len(vectors), _rows(vectors)):
         torch.linalg.vector_norm(vectors[part], dim=1, out=inverse_lengths[part]).clamp_min_(SHORTEST).reciprocal_()
         torch.mm(samples, vectors[part].T, out=out[:, part])
         out[:, part] *= inverse_lengths[part]
@@ -137,22 +136,41 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
     With many columns in two rounds: the blocks with the largest maxima hold all of them.
     """
-    width = values.shape[1]
-    block = next((size for size in BLOCKS if width >= 4 * count * size), 1)
-    if block == 1:
+    size = next((size for size in BLOCKS if values.shape[1] >= 4 * count * size), 1)
+    if size == 1:
         return values.topk(count, sorted=False).indices
-    blocks = width // block  # block j has the columns j, j + blocks, j + 2 blocks ...: maxima run along the rows
-    maxima = values[:, : blocks * block].unflatten(1, (block, blocks)).amax(1)  # (B, blocks)
-    winners = maxima.topk(count, sorted=False).indices  # (B, count)
-    columns = (winners[:, None] + blocks * torch.arange(block, device=values.device)[:, None]).flatten(1)
-    left_over = torch.arange(blocks * block, width, device=values.device).expand(len(values), -1)  # fewer than a block
-    columns = torch.cat([columns, left_over], dim=1)  # (B, block * count + left over)
+    columns = _columns(_maxima(values, size).topk(count, sorted=False).indices, size, values.shape[1])
     return columns.gather(1, values.gather(1, columns).topk(count, sorted=False).indices)
+
+
+def _larger(values: Tensor, edge: Tensor) -> Tensor:
+    """Columns among which all entries of each row are that are larger than its edge: values (B, P), edge (B, 1).
+
+    As many for every row; others are among them.
+    """
+    maxima = _maxima(values, BLOCKS[0])
+    exceeding = (maxima > edge).nonzero()[:, 0]  # of each such block the row; sum() is slower
+    count = int(exceeding.bincount(minlength=1).amax())
+    return _columns(maxima.topk(count, sorted=False).indices, BLOCKS[0], values.shape[1])
+
+
+def _maxima(values: Tensor, size: int) -> Tensor:
+    """Of blocks of columns: values (B, P) -> (B, blocks). Block j has columns j, j + blocks ...: fast along the rows."""
+    blocks = values.shape[1] // size
+    """Of blocks of columns: values (B, P) -> (B, blocks). Block j has columns j, j + blocks ...: fast along rows."""
+
+
+def _columns(chosen: Tensor, size: int, width: int) -> Tensor:
+    """The columns of chosen blocks (B, count), and those that no block has: -> (B, size * count + left over)."""
+    blocks = width // size
+    columns = (chosen[:, None] + blocks * torch.arange(size, device=chosen.device)[:, None]).flatten(1)
+    left_over = torch.arange(blocks * size, width, device=chosen.device).expand(len(chosen), -1)
+    return torch.cat([columns, left_over], dim=1)
 
 
 def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
     """From each row of the gradient its vector times its factor: of these rows, or of all where it is None."""
-    for part in _parts(len(gradient), ROWS):
+    for part in _parts(len(gradient), _rows(vectors)):
         if rows is None:
             chosen, factor = vectors[part], factors[part]
         else:
@@ -222,6 +240,11 @@ class _ClassifyProxies(torch.autograd.Function):
 def _held(vectors: Tensor) -> int:
     """How many similarities are held at a time."""
     return HELD if vectors.device.type == "cpu" else HELD_ON_GPU
+
+
+def _rows(vectors: Tensor) -> int:
+    """How many of them are taken at a time."""
+    return max(1, NUMBERS // vectors.shape[1])
 
 
 def _parts(total: int, most: int) -> list[slice]:

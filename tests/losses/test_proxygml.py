@@ -62,14 +62,15 @@ def problems(draw: st.DrawFn) -> dict:
 PATHS = {  # which of the ways through subgraphs.py are taken
     "gradients by matrix products": {"FEW_LINKS": 0},
     "gradients by sums over links": {"FEW_LINKS": 1},
-    "proxies in parts": {"ROWS": 3, "HELD": 3, "FEW_LINKS": 1},
-    "rows of a sparse gradient": {"ROWS": 2},
+    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
+    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,)},
+    "rows of a sparse gradient": {"NUMBERS": 6},
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularised"), TABLE_1)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problem=problems(), literal=st.booleans(), path=st.sampled_from(list(PATHS)))
 def test_value_and_gradients_equal_the_papers_equations_on_every_path(
     dtype: torch.dtype,
@@ -391,6 +392,18 @@ def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
     assert found.shape == (rows, count)
     assert all(len(set(row)) == count for row in found.tolist())
     assert torch.equal(values.gather(1, found).sort(descending=True).values, values.topk(count).values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 4), width=st.integers(1, 60), share=st.floats(0, 1), size=st.integers(1, 9))
+def test_what_is_larger_than_an_edge_is_among_the_columns_found(rows: int, width: int, share: float, size: int) -> None:
+    values = torch.rand(rows, width)
+    edge = share * torch.rand(rows, 1)
+    with unittest.mock.patch.object(subgraphs, "BLOCKS", (size,)):
+        found = subgraphs._larger(values, edge)
+    for row, columns in enumerate(found.tolist()):
+        assert len(set(columns)) == len(columns)
+        assert set((values[row] > edge[row]).nonzero()[:, 0].tolist()) <= set(columns)
 
 
 def test_few_classified_proxies_give_value_and_gradient_of_all_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
