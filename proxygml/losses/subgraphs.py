@@ -155,9 +155,9 @@ def _larger(values: Tensor, edge: Tensor) -> Tensor:
 
 
 def _maxima(values: Tensor, size: int) -> Tensor:
-    """Of blocks of columns: values (B, P) -> (B, blocks). Block j has columns j, j + blocks ...: fast along the rows."""
-    blocks = values.shape[1] // size
     """Of blocks of columns: values (B, P) -> (B, blocks). Block j has columns j, j + blocks ...: fast along rows."""
+    blocks = values.shape[1] // size
+    return values[:, : blocks * size].unflatten(1, (size, blocks)).amax(1)
 
 
 def _columns(chosen: Tensor, size: int, width: int) -> Tensor:
