@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxygml import evaluation
-from proxygml.evaluation import Scores, evaluate, neighbours, nmi
+from proxygml.evaluation import Scores, evaluate, map_at_r, neighbours, nmi, r_precision, recall_at
 
 LABELS = [-7, 0, 3, 2**24, 2**24 + 1, 2**60, 2**60 + 1]  # gaps, a negative, and pairs that floats would merge
 
@@ -193,7 +193,7 @@ def test_nmi_repeats_with_its_seed_and_says_how_it_started(monkeypatch):
     first = evaluate(vectors, labels, seed=5)
     assert first == evaluate(vectors, labels, seed=5)
     assert first.nmi_start == "faiss, 25 iterations, best of 10 k-means++ starts, seed 5"
-    monkeypatch.setattr(evaluation, "MANY_CLUSTERS", 6)
+    monkeypatch.setattr(evaluation, "MOST_CLUSTERS_WITH_RESTARTS", 6)
     assert nmi(vectors, labels, seed=5) == nmi(vectors, labels, seed=5)
     assert len({nmi(vectors, labels, seed=seed)[0] for seed in range(5)}) > 1
 
