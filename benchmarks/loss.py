@@ -1,6 +1,6 @@
 """Forward and backward of the loss beside its dense form, its peers and the matrix products it cannot avoid.
 
-    python -m benchmarks.loss [--quick] [--only CASE ...]
+    python -m benchmarks.loss [--quick] [--only 0 2]
 
 Cases in which the dense equations cannot run here say what memory they would take. Writes results/bench/loss.json, of
 which `python -m benchmarks.report` makes docs/performance.md.
@@ -170,11 +170,12 @@ def show(title: str, found: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: all in two minutes")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), help="these cases, and write nothing")
+    numbered = ", ".join(f"{number} {name}" for number, name in enumerate(CASES))
+    parser.add_argument("--only", nargs="+", type=int, help=f"these cases, and write nothing: {numbered}")
     options = parser.parse_args()
     seconds = 3 if options.quick else 20
     if options.only:
-        for name in options.only:
+        for name in (list(CASES)[number] for number in options.only):
             show(name, measure(CASES[name], seconds))
         return
     found: dict[str, dict] = {"cases": {}, "by_classes": {}, "by_batch": {}}

@@ -11,25 +11,22 @@ from matplotlib.figure import Figure
 from benchmarks.measuring import RESULTS, load
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
+from proxygml.losses import subgraphs
 
 PAGE = Path("docs/performance.md")
 OURS, SPARSE, DENSE, LIMIT = "proxygml", "proxygml, sparse gradient", "dense equations", "products alone"
-TARGETS = {  # issue 6: against dense at least, the best peer at least, the limit at most
-    "Cars, batch 32": ("6", "0.9", "1.25"),
-    "SOP, batch 32": ("18 (sparse 22)", "3", "0.9"),
-    "100,000 classes": ("-", "12 (sparse)", "0.4"),
-    "1,000,000 classes": ("-", "14 (sparse)", "0.35"),
-}
 TEXT = """# Performance
 
 Written by `python -m benchmarks.report` from [results/bench](../results/bench); do not edit. `make bench` measures
-again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel. {machine}
+again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel.
+{machine}
 
 ## The loss
 Forward and backward of a batch. "Dense" is the loss as the paper writes it, with one-hot matrices, full masks and a
 (CN)^2 regulariser; "peer" the fastest proxy loss of pytorch-metric-learning with the same classes and dimension
-({peers}); "limit" the lengths of the proxies and the dense products that make scores and gradients, nothing else. Where
-there are two figures the second is with `sparse_gradient=True`.
+({peers});
+"limit" the lengths of the proxies and the dense products that make scores and gradients, nothing else. Where there are
+two figures the second is with `sparse_gradient=True`.
 
 {loss}
 Memory is the most that a step takes above parameters, by torch's account.
@@ -52,10 +49,10 @@ Memory is the most that a step takes above parameters, by torch's account.
 - **`sparse_gradient=True`** returns the gradient of linked proxies only, for `RowAdam`.
 
 ### What did not pay
-`kthvalue` and a full sort instead of top-k; counting with `sum()` of a mask, which takes 8 bytes for each entry (24 ms
-against 4 of `nonzero` and `bincount` for 2 million); blocks of 32 and 64; class sums and row products by `einsum` (five
-times a `bmm`, twice a product and a sum); one part for a million classes, whose fresh memory costs more time than the
-merging of parts does.
+Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
+which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
+`sum`; rows by `vectors[rows]` instead of `index_select`. What is left of a small step is the number of its operations,
+not its products.
 
 ## The optimizer
 A step on the proxies alone. `RowAdam` equals Adam where every row is touched in every step; otherwise untouched rows
@@ -64,11 +61,10 @@ keep weights and moments: no decay, no momentum that goes on.
 {optimizer}
 Training uses `Adam(fused=True)`, and `RowAdam` with `--sparse-gradient`.
 
-## Evaluation
-{evaluation}
 ## A training step
-{training}
-"""
+Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
+
+{training}"""
 
 
 def loss_table(cases: dict) -> Table:
@@ -137,23 +133,17 @@ def draw(found: dict, key: str, label: str, path: Path) -> None:
         figure.savefig(draft, format="png", dpi=110, metadata={"Software": None})
 
 
-def evaluation_text(found: dict) -> str:
-    return str(found)
-
-
 def page() -> str:
     """The whole of docs/performance.md."""
     loss, optimizer, training = (load(name) for name in ("loss", "optimizer", "training"))
-    evaluation = load("evaluation")
-    peers = sorted({best_peer(case["contenders"]) for case in loss["cases"].values()})
+    peers = sorted({best_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     made_by = loss["made_by"]
     return TEXT.format(
         machine=f"Here: {made_by['machine']}, {loss['threads']} threads, torch {made_by['torch']}.",
         peers=", ".join(peers),
-        held=2**21,
+        held=subgraphs.HELD,
         loss=loss_table(loss["cases"]).to_markdown(),
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
-        evaluation=evaluation_text(evaluation),
         training=training_text(training["cases"]),
     )
 

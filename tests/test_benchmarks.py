@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import report
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -13,6 +15,7 @@ ROOT = Path(__file__).parents[1]
     ("command", "shown"),
     [
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
+        ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "products alone"]),
         ("choices --quick", ["as in the paper", "lambda 0", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",
@@ -27,3 +30,8 @@ def test_a_benchmark_shows_its_table(command: str, shown: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for words in shown:
         assert words in done.stdout
+
+
+def test_the_page_on_performance_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert report.PAGE.read_text() == report.page(), "python -m benchmarks.report writes it"
