@@ -22,9 +22,9 @@ again. Contenders take turns in one process; times are medians, and only their r
 {machine}
 
 ## The loss
-Forward and backward of a batch. "Dense" is the loss as the paper writes it, with one-hot matrices, full masks and a
-(CN)^2 regulariser; "peer" the fastest proxy loss of pytorch-metric-learning with the same classes and dimension
-({peers});
+Forward and backward of a batch. "Dense" is the loss as the paper writes it, with one-hot matrices that are made
+anew in every call, full masks and a (CN)^2 regulariser; "peer" the fastest proxy loss of pytorch-metric-learning with
+the same classes and dimension ({peers});
 "limit" the lengths of the proxies and the dense products that make scores and gradients, nothing else. Where there are
 two figures the second is with `sparse_gradient=True`.
 

@@ -14,13 +14,18 @@ def sparse_rows(gradient: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.tensor([rows]), gradient[rows], gradient.shape, check_invariants=True)
 
 
+def both(start: torch.Tensor) -> tuple[torch.nn.Parameter, RowAdam, torch.nn.Parameter, torch.optim.Adam]:
+    """The same weights twice, each with its optimizer."""
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    return ours, RowAdam([ours], **OPTIONS), theirs, torch.optim.Adam([theirs], **OPTIONS)
+
+
 @pytest.mark.parametrize("rows_at_a_time", [4096, 3])
 def test_every_row_touched_in_every_step_is_adam(rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxygml.optimizers.ROWS", rows_at_a_time)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(7, 4, generator=generator, dtype=torch.float64)
-    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
-    row_adam, adam = RowAdam([ours], **OPTIONS), torch.optim.Adam([theirs], **OPTIONS)
+    ours, row_adam, theirs, adam = both(start)
     for _ in range(5):
         theirs.grad = torch.randn(7, 4, generator=generator, dtype=torch.float64)
         ours.grad = sparse_rows(theirs.grad, [3, 0, 1, 6, 5, 4, 2])
@@ -32,8 +37,7 @@ def test_every_row_touched_in_every_step_is_adam(rows_at_a_time: int, monkeypatc
 def test_rows_without_a_gradient_keep_weights_and_moments_and_all_others_move_as_in_adam() -> None:
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
-    row_adam, adam = RowAdam([ours], **OPTIONS), torch.optim.Adam([theirs], **OPTIONS)
+    ours, row_adam, theirs, adam = both(start)
     for _ in range(3):
         theirs.grad = torch.randn(5, 3, generator=generator, dtype=torch.float64)
         ours.grad = sparse_rows(theirs.grad, [1, 4])

@@ -4,13 +4,13 @@ From "Fewer is More: A Deep Graph Metric Learning Perspective Using Fewer Proxie
 section 3, whose symbols are called here:
 
     x^s       samples      (B, D)     unit embeddings of the batch (the paper's M is our B)
-    x^p       proxies      (C, N, D)  unit proxies, N of each class, so that y^p is the first axis
+    x^p       proxies      (C, N, D)  N of each class, so that y^p is the first axis; of any length
     S         -                       cosine of every sample and every proxy, of which the k largest of a row are kept
     I         linked       (B, k)     which proxies, counted 0..CN-1, each sample is linked to: its subgraph
     W         similarity   (B, k)     S of these links; all other entries of W are 0
     Y^p       classes      (B, k)     classes of the linked proxies, whose one-hot rows Y^p has
     Z         scores       (B, k)     labels propagated to the sample: one sum of links for each class they reach
-    M         reached      (B, k)     in which columns of the scores there is a class
+    M         reached      (B, k)     the class that each column of the scores is of; -1: of none
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
@@ -138,7 +138,8 @@ class ProxyGMLLoss(nn.Module):
         return (
             f"num_classes={classes}, embedding_dim={dimension}, proxies_per_class={per_class}, links={self.links}, "
             f"proxy_weight={self.proxy_weight}, positive_bonus={self.positive_bonus}, "
-            f"mask_softmax={self.mask_softmax}, scale={self.scale}"
+            f"mask_softmax={self.mask_softmax}, scale={self.scale}, "
+            f"sparse_gradient={self.sparse_gradient}, proxy_rows={self.proxy_rows}"
         )
 
 
