@@ -36,12 +36,12 @@ SETTINGS = {
                 "pooling": "average",
                 "image_size": 128,
                 "test_crop": 1.0,
-                "epochs": 4,
-                "tested_epochs": (3, 4),
+                "epochs": 2,
+                "tested_epochs": (1, 2),
             }
         ),
         "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the stages from 6 on are trained, without "
-        "random crops, 4 epochs, tested after the last two",
+        "random crops, 2 epochs",
         first_stage="6",
     ),
     "cub": Setting(PRESETS["paper-cub"][1], "the paper's own setting, for a GPU"),

@@ -1,5 +1,6 @@
 """What losses share that come from elsewhere: the check of a batch, and the precision in which they are computed."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -60,7 +61,7 @@ def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embeddi
         raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
-    if not torch.isfinite(embeddings).all():
+    if not all(math.isfinite(extreme.item()) for extreme in embeddings.detach().aminmax()):  # NaN is both of them
         rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
         raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
     labels = labels.to(embeddings.device, torch.int64)

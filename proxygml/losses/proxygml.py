@@ -117,19 +117,18 @@ class ProxyGMLLoss(nn.Module):
             samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
             proxies = self.proxies.to(precision)  # (C, N, D), of any length: `link` and `classify_proxies` divide by it
 
+            weighted = None  # first, since its gradient, made at once, is then added to the other in place
+            if self.proxy_weight > 0:
+                weighted = classify_proxies(proxies, self.proxy_rows, self.proxy_weight)  # Eq. 8 to 11: lambda L^p
+
             # Eq. 2 to 4: I, and of W the entries that are not 0
             linked, similarity = link(samples, proxies, labels, self.links, self.positive_bonus, self.sparse_gradient)
             scores, reached = propagate(similarity, linked // per_class)  # Eq. 5: Z = W Y^p, and M
             unmasked = None if self.mask_softmax else num_classes
             sample_loss = masked_cross_entropy(self.scale * scores, reached, labels, unmasked)  # Eq. 6, 7: L^s
-
-            proxy_loss = None
-            loss = sample_loss
-            if self.proxy_weight > 0:
-                weighted = classify_proxies(proxies, self.proxy_rows, self.proxy_weight)  # Eq. 8 to 11: lambda L^p
-                loss = sample_loss + weighted  # Eq. 12: L
-                proxy_loss = weighted.detach() / self.proxy_weight
+            loss = sample_loss if weighted is None else sample_loss + weighted  # Eq. 12: L
         unlinked = ~(reached == labels[:, None]).any(dim=1)  # (B,)
+        proxy_loss = None if weighted is None else weighted.detach() / self.proxy_weight
         self.last_terms = Terms(sample_loss.detach(), proxy_loss, unlinked.to(precision).mean())
         return loss
 

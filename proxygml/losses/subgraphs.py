@@ -16,6 +16,7 @@ HELD = 2**21  # similarities at a time, however many proxies there are: fresh me
 HELD_ON_GPU = 2**27
 FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
 BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing
+MANY_COLUMNS = 2**13  # from here on two rounds take less time than one
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
@@ -42,13 +43,7 @@ class _Link(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         vectors = proxies.flatten(0, 1)  # (CN, D)
         own = labels[:, None] * proxies.shape[1] + torch.arange(proxies.shape[1], device=labels.device)  # (B, N)
-        nearest, cosines, own_cosines, inverse_lengths = _nearest_of_others(samples, vectors, own, links)
-
-        ranked = torch.cat([cosines, own_cosines + positive_bonus], dim=1)  # (B, k + N), Eq. 3: S + S^pos
-        chosen = ranked.topk(links, sorted=False).indices  # (B, k)
-        linked, order = torch.cat([nearest, own], dim=1).gather(1, chosen).sort(dim=1)  # (B, k)
-        cosines = torch.cat([cosines, own_cosines], dim=1).gather(1, chosen).gather(1, order)  # (B, k)
-
+        linked, cosines, inverse_lengths = _nearest(samples, vectors, own, links, positive_bonus)
         ctx.save_for_backward(samples, proxies, linked, cosines, inverse_lengths)
         ctx.sparse_gradient = sparse_gradient
         ctx.mark_non_differentiable(linked)
@@ -83,7 +78,7 @@ class _Link(torch.autograd.Function):
         along.index_add_(0, linked.flatten(), (weights * cosines).flatten())
         _subtract(proxy_gradient, vectors, along * inverse_lengths, touched)
         if touched is None:
-            proxy_gradient = proxy_gradient.view_as(proxies)
+            proxy_gradient.resize_(proxies.shape)  # no view, so that autograd can add to it where it is
         else:
             class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
             proxy_gradient = torch.sparse_coo_tensor(
@@ -92,35 +87,44 @@ class _Link(torch.autograd.Function):
         return sample_gradient, proxy_gradient, None, None, None, None
 
 
-def _nearest_of_others(samples: Tensor, vectors: Tensor, own: Tensor, links: int) -> tuple[Tensor, ...]:
-    """Of each sample the k nearest proxies (B, k) of other classes, their cosines (B, k) and those of its own (B, N).
+def _nearest(
+    samples: Tensor, vectors: Tensor, own: Tensor, links: int, positive_bonus: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k proxies (B, k) of each sample that rank first, ascending, their cosines (B, k), 1 / length of all (CN,).
 
-    And 1 / length of all proxies (CN,). `own` (B, N) are the proxies of a sample's class; where there are fewer than k
-    others, some of them fill up the nearest, with a cosine of minus infinity.
+    Ranked by cosine, to which `positive_bonus` is added for the proxies of a sample's own class, `own` (B, N).
     """
-    total = len(vectors)
+    total, per_class = len(vectors), own.shape[1]
     inverse_lengths = samples.new_empty(total)
     width = min(total, max(1, _held(vectors) // len(samples)))
     held = samples.new_empty(len(samples), width)
     own_cosines = samples.new_empty(own.shape)
-    nearest, cosines = own[:, :0], samples[:, :0]  # (B, up to k) so far
+    nearest, ranks = own[:, :0], samples[:, :0]  # (B, up to k) so far
     for part in _parts(total, width):
         values = held[:, : part.stop - part.start]  # (B, width)
         _cosines(samples, vectors[part], inverse_lengths[part], out=values)
-        row, column = ((own >= part.start) & (own < part.stop)).nonzero(as_tuple=True)  # of this part
-        place = own[row, column] - part.start
-        own_cosines[row, column] = values[row, place]
-        values[row, place] = -torch.inf
-        if cosines.shape[1] < links:
+        place, here = _within(own - part.start, values.shape[1])
+        own_cosines = torch.where(here, values.gather(1, place), own_cosines)
+        values.scatter_add_(1, place, here.to(values.dtype).mul_(positive_bonus))  # Eq. 3: S + S^pos
+        if ranks.shape[1] < links:
             found = _largest(values, min(links, values.shape[1]))
         else:  # only what is nearer than the farthest so far can be among the nearest
-            found = _larger(values, cosines.amin(1, keepdim=True))
+            found = _larger(values, ranks.amin(1, keepdim=True))
         nearest = torch.cat([nearest, found + part.start], dim=1)
-        cosines = torch.cat([cosines, values.gather(1, found)], dim=1)
-        if cosines.shape[1] > links:
-            cosines, kept = cosines.topk(links, sorted=False)
+        ranks = torch.cat([ranks, values.gather(1, found)], dim=1)
+        if ranks.shape[1] > links:
+            ranks, kept = ranks.topk(links, sorted=False)
             nearest = nearest.gather(1, kept)
-    return nearest, cosines, own_cosines, inverse_lengths
+    linked, order = nearest.sort(dim=1)
+    place, positive = _within(linked - own[:, :1], per_class)
+    cosines = torch.where(positive, own_cosines.gather(1, place), ranks.gather(1, order))  # a difference would round
+    return linked, cosines, inverse_lengths
+
+
+def _within(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Places moved into 0..size - 1, and which were there already."""
+    moved = places.clamp(0, size - 1)
+    return moved, moved == places
 
 
 def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, out: Tensor) -> None:
@@ -136,7 +140,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
     With many columns in two rounds: the blocks with the largest maxima hold all of them.
     """
-    size = next((size for size in BLOCKS if values.shape[1] >= 4 * count * size), 1)
+    size = next((size for size in BLOCKS if values.shape[1] >= max(4 * count * size, MANY_COLUMNS)), 1)
     if size == 1:
         return values.topk(count, sorted=False).indices
     columns = _columns(_maxima(values, size).topk(count, sorted=False).indices, size, values.shape[1])
@@ -205,7 +209,7 @@ class _ClassifyProxies(torch.autograd.Function):
         drawn, scale = (vectors, inverse_lengths) if everyone else (vectors[order], inverse_lengths[order])
         share = weight / len(drawn)
         loss = vectors.new_zeros(())
-        gradient, sum_gradient, along = torch.empty_like(drawn), torch.zeros_like(sums), torch.empty_like(scale)
+        gradient, sum_gradient = torch.empty_like(drawn), torch.zeros_like(sums)
         for part in _parts(len(drawn), max(1, _held(vectors) // classes)):
             scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
             log_probability = scores.log_softmax(dim=1)  # Eq. 10
@@ -214,18 +218,16 @@ class _ClassifyProxies(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
                 error.scatter_add_(1, own, error.new_full(own.shape, -1))
-                along[part] = torch.linalg.vecdot(error, scores)
                 error *= share * scale[part, None]
                 torch.mm(error, sums, out=gradient[part])
                 sum_gradient.addmm_(error.T, drawn[part])
-        if ctx.needs_input_grad[0]:  # from unit proxies to proxies of any length
-            along *= share * scale.square()
+        if ctx.needs_input_grad[0]:
             if not everyone:
                 gradient = torch.zeros_like(vectors).index_copy_(0, order, gradient)
-                along = torch.zeros_like(inverse_lengths).index_copy_(0, order, along)
             gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
-            of_sums = torch.bmm(proxies, sum_gradient[:, :, None]).flatten()  # (CN,)
-            _subtract(gradient, vectors, along + of_sums * inverse_lengths**3, None)
+            for part in _parts(len(vectors), _rows(vectors)):  # a unit proxy moves only at right angles to itself
+                along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()
+                gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
             ctx.save_for_backward(gradient.view_as(proxies))
         return loss
 
