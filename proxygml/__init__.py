@@ -7,10 +7,15 @@ from proxygml.version import __version__
 
 if TYPE_CHECKING:
     from proxygml.losses.proxygml import ProxyGMLLoss
+    from proxygml.losses.sharded import ShardedProxyGMLLoss
     from proxygml.optimizers import RowAdam
 
-__all__ = ["ProxyGMLLoss", "RowAdam", "__version__"]
-_HOMES = {"ProxyGMLLoss": "losses.proxygml", "RowAdam": "optimizers"}
+__all__ = ["ProxyGMLLoss", "RowAdam", "ShardedProxyGMLLoss", "__version__"]
+_HOMES = {
+    "ProxyGMLLoss": "losses.proxygml",
+    "RowAdam": "optimizers",
+    "ShardedProxyGMLLoss": "losses.sharded",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,6 @@ SETTINGS = {
                 "image_size": 128,
                 "test_crop": 1.0,
                 "epochs": 2,
-                "tested_epochs": (1, 2),
             }
         ),
         "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the stages from 6 on are trained, without "

@@ -6,6 +6,8 @@ benchmarks/loss.py times them beside the dense equations and beside the matrix p
 what else was tried.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,13 +23,21 @@ SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
 def link(
-    samples: Tensor, proxies: Tensor, labels: Tensor, links: int, positive_bonus: float, sparse_gradient: bool = False
+    samples: Tensor,
+    proxies: Tensor,
+    labels: Tensor,
+    links: int,
+    positive_bonus: float,
+    sparse_gradient: bool = False,
+    among_all: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The subgraph of each sample: the proxies (B, k) in 0..CN-1 it is linked to, ascending, and their cosines (B, k).
 
     Unit samples (B, D), proxies (C, N, D) of any length, labels (B,). A `sparse_gradient` has only linked proxies.
+    Where these are only some of all proxies, `among_all` is told how the k that rank first here rank, S + S^pos (B, k),
+    and says which of them (B, k) rank among the first k of all; the others become CN, which is no proxy.
     """
-    return _Link.apply(samples, proxies, labels, links, positive_bonus, sparse_gradient)
+    return _Link.apply(samples, proxies, labels, links, positive_bonus, sparse_gradient, among_all)
 
 
 class _Link(torch.autograd.Function):
@@ -40,10 +50,16 @@ class _Link(torch.autograd.Function):
         links: int,
         positive_bonus: float,
         sparse_gradient: bool,
+        among_all: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         vectors = proxies.flatten(0, 1)  # (CN, D)
         own = labels[:, None] * proxies.shape[1] + torch.arange(proxies.shape[1], device=labels.device)  # (B, N)
         linked, cosines, inverse_lengths = _nearest(samples, vectors, own, links, positive_bonus)
+        if among_all is not None:
+            positive = linked // proxies.shape[1] == labels[:, None]  # (B, k)
+            chosen = among_all(cosines + positive_bonus * positive)  # (B, k)
+            linked, order = linked.where(chosen, len(vectors)).sort(dim=1)  # (B, k)
+            cosines = cosines.gather(1, order)
         ctx.save_for_backward(samples, proxies, linked, cosines, inverse_lengths)
         ctx.sparse_gradient = sparse_gradient
         ctx.mark_non_differentiable(linked)
@@ -55,27 +71,23 @@ class _Link(torch.autograd.Function):
         """With g = dL/ds of a link, s = x.p / |p|: dx = sum of g p / |p|; dp = sum of g (x - s p / |p|) / |p|."""
         samples, proxies, linked, cosines, inverse_lengths = ctx.saved_tensors
         vectors = proxies.flatten(0, 1)  # (CN, D)
-        weights = gradient * inverse_lengths[linked]  # (B, k): g / |p|
+        sample, column = (linked < len(vectors)).nonzero(as_tuple=True)  # (L,) each: all links, sample by sample
+        linked, cosines = linked[sample, column], cosines[sample, column]  # (L,)
+        weights = gradient[sample, column] * inverse_lengths[linked]  # (L,): g / |p|
         touched = None  # the proxies whose gradient is returned; None: all
-        if linked.shape[1] > FEW_LINKS * len(vectors) and not ctx.sparse_gradient:
-            matrix = weights.new_zeros(len(samples), len(vectors)).scatter_(1, linked, weights)  # (B, CN)
+        if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not ctx.sparse_gradient:
+            matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
             sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
         else:
-            sample_gradient = F.embedding_bag(linked, vectors, per_sample_weights=weights, mode="sum")  # (B, D)
-            proxy, order = linked.flatten().sort()  # (Bk,): the links of a proxy beside each other
+            sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
+            proxy, order = linked.sort()  # (L,): the links of a proxy beside each other
             if ctx.sparse_gradient:
                 touched, count = proxy.unique_consecutive(return_counts=True)
             else:
                 count = proxy.bincount(minlength=len(vectors))
-            proxy_gradient = F.embedding_bag(  # (CN or touched, D)
-                order // linked.shape[1],  # whose link it is
-                samples,
-                count.cumsum(0) - count,  # where the links of each proxy begin
-                per_sample_weights=weights.flatten()[order],
-                mode="sum",
-            )
+            proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
         along = torch.zeros_like(inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
-        along.index_add_(0, linked.flatten(), (weights * cosines).flatten())
+        along.index_add_(0, linked, weights * cosines)
         _subtract(proxy_gradient, vectors, along * inverse_lengths, touched)
         if touched is None:
             proxy_gradient.resize_(proxies.shape)  # no view, so that autograd can add to it where it is
@@ -84,7 +96,12 @@ class _Link(torch.autograd.Function):
             proxy_gradient = torch.sparse_coo_tensor(
                 class_and_place, proxy_gradient, proxies.shape, is_coalesced=True, check_invariants=False
             )
-        return sample_gradient, proxy_gradient, None, None, None, None
+        return sample_gradient, proxy_gradient, None, None, None, None, None
+
+
+def _sums_of_rows(vectors: Tensor, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Weighted sums of rows (L,) of vectors (P, D), `counts` (sums,) of them after another in each: (sums, D)."""
+    return F.embedding_bag(rows, vectors, counts.cumsum(0) - counts, per_sample_weights=weights, mode="sum")
 
 
 def _nearest(
@@ -96,11 +113,11 @@ def _nearest(
     """
     total, per_class = len(vectors), own.shape[1]
     inverse_lengths = samples.new_empty(total)
-    width = min(total, max(1, _held(vectors) // len(samples)))
+    width = min(total, max(1, at_a_time(vectors) // len(samples)))
     held = samples.new_empty(len(samples), width)
     own_cosines = samples.new_empty(own.shape)
     nearest, ranks = own[:, :0], samples[:, :0]  # (B, up to k) so far
-    for part in _parts(total, width):
+    for part in parts(total, width):
         values = held[:, : part.stop - part.start]  # (B, width)
         _cosines(samples, vectors[part], inverse_lengths[part], out=values)
         place, here = _within(own - part.start, values.shape[1])
@@ -129,7 +146,7 @@ def _within(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, out: Tensor) -> None:
     """Of unit samples (B, D) and vectors (P, D) into `out` (B, P); 1 / length of the vectors into (P,)."""
-    for part in _parts(len(vectors), _rows(vectors)):
+    for part in parts(len(vectors), _rows(vectors)):
         torch.linalg.vector_norm(vectors[part], dim=1, out=inverse_lengths[part]).clamp_min_(SHORTEST).reciprocal_()
         torch.mm(samples, vectors[part].T, out=out[:, part])
         out[:, part] *= inverse_lengths[part]
@@ -174,7 +191,7 @@ def _columns(chosen: Tensor, size: int, width: int) -> Tensor:
 
 def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
     """From each row of the gradient its vector times its factor: of these rows, or of all where it is None."""
-    for part in _parts(len(gradient), _rows(vectors)):
+    for part in parts(len(gradient), _rows(vectors)):
         if rows is None:
             chosen, factor = vectors[part], factors[part]
         else:
@@ -210,7 +227,7 @@ class _ClassifyProxies(torch.autograd.Function):
         share = weight / len(drawn)
         loss = vectors.new_zeros(())
         gradient, sum_gradient = torch.empty_like(drawn), torch.zeros_like(sums)
-        for part in _parts(len(drawn), max(1, _held(vectors) // classes)):
+        for part in parts(len(drawn), max(1, at_a_time(vectors) // classes)):
             scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
             log_probability = scores.log_softmax(dim=1)  # Eq. 10
             own = (order[part] // per_class)[:, None]  # (rows, 1)
@@ -225,7 +242,7 @@ class _ClassifyProxies(torch.autograd.Function):
             if not everyone:
                 gradient = torch.zeros_like(vectors).index_copy_(0, order, gradient)
             gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
-            for part in _parts(len(vectors), _rows(vectors)):  # a unit proxy moves only at right angles to itself
+            for part in parts(len(vectors), _rows(vectors)):  # a unit proxy moves only at right angles to itself
                 along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()
                 gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
             ctx.save_for_backward(gradient.view_as(proxies))
@@ -239,7 +256,7 @@ class _ClassifyProxies(torch.autograd.Function):
         return of_loss if as_it_is else of_loss * gradient, None, None
 
 
-def _held(vectors: Tensor) -> int:
+def at_a_time(vectors: Tensor) -> int:
     """How many similarities are held at a time."""
     return HELD if vectors.device.type == "cpu" else HELD_ON_GPU
 
@@ -249,5 +266,5 @@ def _rows(vectors: Tensor) -> int:
     return max(1, NUMBERS // vectors.shape[1])
 
 
-def _parts(total: int, most: int) -> list[slice]:
+def parts(total: int, most: int) -> list[slice]:
     return [slice(first, min(first + most, total)) for first in range(0, total, most)]
