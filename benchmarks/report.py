@@ -9,6 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from benchmarks.measuring import RESULTS, load
+from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 from proxygml.losses import subgraphs
@@ -39,8 +40,9 @@ Memory is the most that a step takes above parameters, by torch's account.
 
 - **Parts.** Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of
   size B x CN exists beyond that. Later parts look only for what is nearer than the farthest link so far.
-- **Choosing in two rounds** where a row is at least 16 times as long as k: the maxima of blocks of 16, 8 or 4 first,
-  then the winning blocks. Exact: a block that holds one of the k largest has one of the k largest maxima.
+- **Choosing in two rounds** where a row has {many_columns:,} entries and at least 16 times as many as k: the maxima of
+  blocks of 16, 8 or 4 first, then the winning blocks. Exact: a block that holds one of the k largest has one of the k
+  largest maxima.
 - **Gradients over links.** Up to a tenth of all proxies linked, gradients are sums over links (`embedding_bag`), beyond
   it matrix products. Nothing normalised is kept: products are scaled by 1 / length instead.
 - **The regulariser** goes through sums of classes and makes its gradient on the way forward, part by part. Its cost is
@@ -52,7 +54,9 @@ Memory is the most that a step takes above parameters, by torch's account.
 Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
 which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
 `sum`; rows by `vectors[rows]` instead of `index_select`. What is left of a small step is the number of its operations,
-not its products.
+not its products. With very many classes most of a step is one product of the batch with all proxies, which runs at
+about half the speed of a square product, since every proxy is packed for the sake of 32 samples; larger parts of
+proxies at a time are slower, the transposed product gains less than turning its result costs.
 
 ## The optimizer
 A step on the proxies alone. `RowAdam` equals Adam where every row is touched in every step; otherwise untouched rows
@@ -60,6 +64,19 @@ keep weights and moments: no decay, no momentum that goes on.
 
 {optimizer}
 Training uses `Adam(fused=True)`, and `RowAdam` with `--sparse-gradient`.
+
+## Evaluation
+Every recall, R-precision and MAP@R of {images:,} made-up vectors of {dimension} numbers in {classes:,} classes (SOP has
+60,502 in 11,316), beside the recalls of faiss's exact search and what pytorch-metric-learning computes. Memory is above
+the embeddings, each contender in a process of its own; "queries apart" is the largest difference of a score, in
+queries: the others compare in float32, ours falls back to float64 wherever float32 cannot tell which is nearer.
+
+{evaluation}
+How: nothing is sorted. The rank of a positive is the number of items before it, so products are made block by block and
+counted at once ([`counting.py`](../proxygml/evaluation/counting.py)), and where images are searched among themselves
+each product serves both. With so many positives that counting would take more memory or more doubtful comparisons
+than search, [`search.py`](../proxygml/evaluation/search.py) finds the nearest in float64 instead. NMI, which is not in
+the table, takes k-means of faiss: up to {many} clusters the tightest of {starts} k-means++ starts, beyond that one.
 
 ## A training step
 Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
@@ -101,6 +118,15 @@ def optimizer_table(cases: dict) -> Table:
     return Table(("case", f"{names[0]}, ms", *(f"{name}: times slower" for name in names[1:])), tuple(rows))
 
 
+def evaluation_table(contenders: dict, apart: dict) -> Table:
+    ours = next(iter(contenders.values()))["ms"]
+    rows = []
+    for name, found in contenders.items():
+        differs = f"{apart[name]:.1f}" if name in apart else "-"
+        rows.append((name, f"{found['ms'] / 1000:.1f}", f"{found['ms'] / ours:.2f}", f"{found['mb']:,}", differs))
+    return Table(("", "s", "times ours", "MB", "queries apart"), tuple(rows))
+
+
 def training_text(cases: dict) -> str:
     columns = ("", *next(iter(cases.values()))["parts_ms"], "scoring, of an epoch")
     rows = []
@@ -135,15 +161,22 @@ def draw(found: dict, key: str, label: str, path: Path) -> None:
 
 def page() -> str:
     """The whole of docs/performance.md."""
-    loss, optimizer, training = (load(name) for name in ("loss", "optimizer", "training"))
+    loss, optimizer, evaluation, training = (load(name) for name in ("loss", "optimizer", "evaluation", "training"))
     peers = sorted({best_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     made_by = loss["made_by"]
     return TEXT.format(
         machine=f"Here: {made_by['machine']}, {loss['threads']} threads, torch {made_by['torch']}.",
         peers=", ".join(peers),
         held=subgraphs.HELD,
+        many_columns=subgraphs.MANY_COLUMNS,
         loss=loss_table(loss["cases"]).to_markdown(),
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
+        images=evaluation["images"],
+        classes=evaluation["classes"],
+        dimension=evaluation["dimension"],
+        evaluation=evaluation_table(evaluation["contenders"], evaluation["queries_apart"]).to_markdown(),
+        many=clustering.MANY_CLUSTERS,
+        starts=clustering.STARTS,
         training=training_text(training["cases"]),
     )
 

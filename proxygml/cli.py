@@ -15,7 +15,17 @@ from typing import Annotated, Literal
 import tyro
 
 from proxygml import methods
-from proxygml.display import drawn_progress, messages, output, program, show_losses, show_run, show_scores, show_table
+from proxygml.display import (
+    drawn_progress,
+    is_first_process,
+    messages,
+    output,
+    program,
+    show_losses,
+    show_run,
+    show_scores,
+    show_table,
+)
 from proxygml.recipes import GLYPHS, PRESETS, Recipe
 from proxygml.version import __version__
 
@@ -57,9 +67,11 @@ def train(
                     messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
                 run = training.train(recipe, folder, progress=progress)
     except KeyboardInterrupt:
-        if (folder / "recipe.json").exists():
+        if (folder / "recipe.json").exists() and is_first_process():
             messages.print(f"go on with: {program()} train --resume {shlex.quote(str(folder))}", highlight=False)
         raise
+    if not is_first_process():
+        return
     if json:
         output.print_json(data=run.scores)
     else:
@@ -135,7 +147,7 @@ def evaluate(
             gallery_labels=None if searched is None else searched.labels,
             cluster=cluster,
             seed=seed,
-            progress=partial(progress, "searching", note=""),
+            progress=partial(progress, "scoring", note=""),
         ).to_json()
     if json:
         output.print_json(data=scores)

@@ -3,16 +3,18 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxygml import evaluation
-from proxygml.evaluation import Scores, evaluate, map_at_r, neighbours, nmi, r_precision, recall_at
+from proxygml.evaluation import Scores, clustering, counting, evaluate, neighbours, nmi, ranks
 
 LABELS = [-7, 0, 3, 2**24, 2**24 + 1, 2**60, 2**60 + 1]  # gaps, a negative, and pairs that floats would merge
 
@@ -40,6 +42,16 @@ def scores_by_loop(vectors, labels, gallery, gallery_labels, counts):
     return shares, float(precision / len(vectors)), float(average / len(vectors)), lone
 
 
+@contextmanager
+def way_of(name):
+    """Ranks are counted, or found by search: whichever of both this does not name is not to be used."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "search":
+            patch.setattr(ranks, "MOST_TO_COUNT", -1)
+        patch.delattr(ranks, "nearest_in_blocks" if name == "counting" else "count_ranks")
+        yield
+
+
 def random_case(images=60, dimensions=16):
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 7, images)
@@ -47,17 +59,20 @@ def random_case(images=60, dimensions=16):
     return vectors.astype(np.float32), labels
 
 
+@pytest.mark.parametrize("way", ["counting", "search"])
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), width=st.integers(1, 3), alone=st.booleans(), block=st.integers(1, 11))
-def test_scores_equal_a_loop_in_exact_arithmetic_with_ties_and_duplicates(data, width, alone, block):
+def test_scores_equal_a_loop_in_exact_arithmetic_with_ties_and_duplicates(way, data, width, alone, block):
     # Few integer points on a small grid: ties and duplicates everywhere. A common offset must not cost digits.
     item = st.tuples(st.tuples(*[st.integers(10**9, 10**9 + 3)] * width), st.sampled_from(LABELS))
     vectors, labels = zip(*data.draw(st.lists(item, min_size=2, max_size=10)), strict=True)
+    assume(way == "search" or len(set(vectors)) > 1)  # where all are equal, search is the only way
     items = data.draw(st.lists(item, min_size=1, max_size=10))
     gallery, gallery_labels = (None, None) if alone else zip(*items, strict=True)
     counts = data.draw(st.lists(st.integers(1, 14), max_size=4, unique=True))
     options = {"gallery": gallery, "gallery_labels": gallery_labels, "recall_at": counts}
-    scores = evaluate(np.array(vectors, dtype=np.float64), labels, cluster=False, block=block, **options)
+    with way_of(way):
+        scores = evaluate(np.array(vectors, dtype=np.float64), labels, cluster=False, block=block, **options)
     recalls, precision, average, lone = scores_by_loop(vectors, labels, gallery, gallery_labels, counts)
     assert scores.recall == recalls
     assert [scores.r_precision, scores.map_at_r] == pytest.approx([precision, average], rel=1e-12, abs=0)
@@ -107,11 +122,97 @@ def test_four_points_on_a_line_give_the_values_done_by_hand():
     assert scores.r_precision == scores.map_at_r == 0.0
 
 
-def test_metrics_of_one_list_of_hits_are_those_done_by_hand():
-    hits, positives = torch.tensor([[False, True, True, True], [True, False, False, False]]), torch.tensor([3, 0])
-    assert [recall_at(hits, n).tolist() for n in (1, 2)] == [[0, 1], [1, 1]]
-    assert r_precision(hits, positives).tolist() == [pytest.approx(2 / 3), 0]
-    assert map_at_r(hits, positives).tolist() == [pytest.approx((1 / 2 + 2 / 3) / 3), 0]
+def test_metrics_of_one_query_are_those_done_by_hand():
+    # The query's neighbours, nearest first: other, own, own, other, own. Three to be found, two of them among three.
+    options = {"gallery": [[1.0], [2], [3], [4], [5]], "gallery_labels": [0, 7, 7, 0, 7], "recall_at": (1, 2)}
+    scores = evaluate([[0.0]], [7], cluster=False, **options)
+    assert scores.recall == {1: 0.0, 2: 1.0}
+    assert scores.r_precision == pytest.approx(2 / 3)
+    assert scores.map_at_r == pytest.approx((1 / 2 + 2 / 3) / 3)
+
+
+def unit_vectors(images=700):
+    """Signs over 8, and copies: of unit length, with products that float32 and any order of summation hold exactly."""
+    generator = np.random.default_rng(0)
+    labels = generator.permutation(np.arange(images) % 60)
+    flipped = generator.random((images, 64)) < 0.3
+    signs = np.where((generator.random((60, 64)) < 0.5)[labels] ^ flipped, -1, 1)
+    signs[generator.integers(0, images, 150)] = signs[generator.integers(0, images, 150)]
+    return (signs / 8).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("way", ["counting", "search"])
+@pytest.mark.parametrize("index", ["IndexFlatIP", "IndexFlatL2"])
+def test_recall_equals_that_of_faiss_to_the_last_query(way, index):
+    import faiss
+
+    vectors, labels = unit_vectors()
+    exact = getattr(faiss, index)(64)
+    exact.add(vectors)
+    values, items = exact.search(vectors, len(vectors))  # (M, M) each
+    far = np.empty(values.shape)
+    np.put_along_axis(far, items, -values if index == "IndexFlatIP" else values, axis=1)
+    np.fill_diagonal(far, np.inf)
+    order = far.argsort(axis=1, kind="stable")[:, :-1]  # (M, M - 1); without itself, and of ties the lower index first
+    first_hit = (labels[order] == labels[:, None]).argmax(axis=1)  # (M,)
+    counts = range(1, len(vectors))
+    with way_of(way):
+        scores = evaluate(vectors, labels, recall_at=counts, cluster=False)
+    assert scores.recall == {n: (first_hit < n).mean() for n in counts}
+    tied = (np.sort(far, axis=1)[:, :-2] == np.sort(far, axis=1)[:, 1:-1]).mean()
+    assert tied > 0.9
+    assert 0.2 < scores.recall[1] < 0.8
+
+
+@pytest.mark.parametrize("gap", [1e-4, 1e-8, 1e-12])
+def test_counting_ranks_what_float32_cannot_tell_apart_by_float64(gap):
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(6, 12))[np.arange(72) % 6] + gap * generator.normal(size=(72, 12))
+    labels = generator.integers(0, 20, 72)
+    with way_of("counting"):
+        counted = evaluate(vectors, labels, recall_at=range(1, 30), cluster=False)
+    recalls, precision, average, lone = scores_by_loop(vectors.tolist(), labels, None, None, range(1, 30))
+    assert (counted.recall, counted.lone_queries) == (recalls, lone)
+    assert [counted.r_precision, counted.map_at_r] == pytest.approx([precision, average], rel=1e-12)
+
+
+def test_products_bound_distances_from_below_and_above():
+    generator = np.random.default_rng(0)
+    vectors = torch.from_numpy(generator.normal(size=(300, 700)) * np.geomspace(1e-9, 1e9, 300)[:, None])
+    vectors[150:] = vectors[:150] * (1 + 1e-5 * torch.from_numpy(generator.normal(size=(150, 1))))  # these cancel
+    side = counting._side(vectors, torch.zeros(300, dtype=torch.int64), vectors[0])
+    left = torch.cat([-side.rounded[:, :-2], side.rounded[:, -2:].flip(1)], 1)
+    bounds, far = (left @ side.rounded.T).double(), counting._far(vectors, vectors)  # (M, M) each
+    assert (bounds <= far).all()
+    assert (far <= bounds + side.doubt[:, None] + side.doubt).all()
+
+
+def test_ranks_are_counted_only_where_float32_tells_enough(monkeypatch):
+    def countable(vectors, positives=5):
+        vectors = torch.from_numpy(vectors).double()
+        return ranks._countable(vectors, vectors, torch.full((len(vectors),), positives), vectors[0])
+
+    vectors, _ = random_case(images=600, dimensions=64)
+    assert countable(vectors)
+    assert countable(1e8 * vectors)
+    assert not countable(1e12 * vectors)
+    assert not countable(1e-12 * vectors)
+    assert not countable(vectors, positives=2000)
+    assert not countable(vectors[np.arange(600) % 4])  # 150 copies of each
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert not countable(vectors)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_the_precision_that_a_program_allows_for_products_changes_nothing(precision):
+    vectors, labels = random_case(images=300, dimensions=200)
+    expected = evaluate(vectors, labels, cluster=False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert evaluate(vectors, labels, cluster=False) == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("with_gallery", [False, True])
@@ -138,10 +239,16 @@ def test_lone_queries_are_reported_and_count_as_misses():
     assert evaluate(vectors, np.arange(4), cluster=False).recall[1] == 0
 
 
-def test_the_block_size_changes_nothing_and_recall_only_grows_with_n():
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_neither_way_nor_block_size_changes_anything_and_recall_only_grows_with_n(with_gallery):
     vectors, labels = random_case(images=120, dimensions=300)
     vectors[60:90] = vectors[:30]
-    scores = [evaluate(vectors, labels, recall_at=range(1, 20), cluster=False, block=b) for b in (None, 1, 2, 119, 500)]
+    options = {"gallery": vectors[50:], "gallery_labels": labels[50:]} if with_gallery else {}
+    scores = []
+    for way in ("counting", "search"):
+        with way_of(way):
+            for block in (None, 1, 2, 30, 31, 60, 119, 500):  # even and odd numbers of blocks, one, and a rest
+                scores += [evaluate(vectors, labels, recall_at=range(1, 20), cluster=False, block=block, **options)]
     assert all(score == scores[0] for score in scores)
     assert list(scores[0].recall.values()) == sorted(scores[0].recall.values())
 
@@ -157,10 +264,14 @@ def test_arrays_and_tensors_of_every_float_type_give_the_same_scores():
         assert evaluate(form, labels.astype(np.uint8), cluster=False) == expected
 
 
-def test_progress_is_told_after_every_block():
+@pytest.mark.parametrize("way", ["counting", "search"])
+def test_progress_is_told_after_every_block_and_every_iteration(way):
     (vectors, labels), told = random_case(images=10), []
-    evaluate(vectors, labels, cluster=False, block=4, progress=lambda done, total: told.append((done, total)))
-    assert told == [(4, 10), (8, 10), (10, 10)]
+    with way_of(way):
+        evaluate(vectors, labels, block=4, progress=lambda done, total: told.append((done, total)))
+    assert told[:3] == [(4, 10), (8, 10), (10, 10)]
+    assert told[3:] == sorted(told[3:])
+    assert (told[3], told[-1]) == ((1, 250), (250, 250))  # iterations of ten starts
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e100])
@@ -175,6 +286,47 @@ def test_nmi_of_far_groups_equals_scikit_learn_on_the_known_groups(scale):
     assert 0.3 < expected < 0.9
     assert nmi(vectors, labels)[0] == pytest.approx(expected, rel=1e-12)
     assert evaluate(vectors, group * 5 - 9).nmi == pytest.approx(1, rel=1e-12)
+
+
+def test_iterations_one_by_one_are_those_of_faiss():
+    import faiss
+    from sklearn.metrics import normalized_mutual_info_score
+
+    (vectors, labels), random = random_case(images=400, dimensions=5), np.random.default_rng(3)
+    points = vectors.astype(np.float64) - vectors.astype(np.float64).mean(0)
+    points = (points / np.abs(points).max()).astype(np.float32)
+    runs = []
+    for _ in range(10):
+        means = faiss.Kmeans(5, 7, niter=25, min_points_per_centroid=1, max_points_per_centroid=400, seed=3)
+        means.train(points, init_centroids=points[clustering._spread_start(points, 7, random)])
+        distances, nearest = means.index.search(points, 1)
+        runs.append((distances.sum(), normalized_mutual_info_score(labels, nearest[:, 0])))
+    assert len({value for _, value in runs}) > 1
+    assert nmi(vectors, labels, seed=3)[0] == min(runs)[1]
+
+
+def test_points_of_a_start_drawn_in_rounds_follow_the_law_of_k_means():
+    from scipy.stats import chisquare
+
+    points = np.array([[0, 0], [4, 0], [0, 3], [5, 4], [2, 1]], dtype=np.float32)
+    squared = ((points[:, None] - points) ** 2).sum(2, dtype=np.float64)
+    law = {}  # chances of four points in order, each drawn by its squared distance to the nearest before it
+    for order in permutations(range(5), 4):
+        law[order] = 1 / 5
+        for place in (1, 2, 3):
+            nearest = squared[list(order[:place])].min(0)
+            law[order] *= nearest[order[place]] / nearest.sum()
+    random, draws = np.random.default_rng(0), 8000
+    drawn = Counter(tuple(clustering._spread_start_in_rounds(points, 4, random)) for _ in range(draws))
+    assert sum(law.values()) == pytest.approx(1)
+    assert chisquare([drawn[order] for order in law], [draws * chance for chance in law.values()]).pvalue > 0.01
+
+
+def test_a_start_drawn_in_rounds_takes_no_point_twice_even_where_float32_takes_all_for_equal():
+    points = 1 + np.arange(600, dtype=np.float32)[:, None] / 2**20  # their squared distances are lost in those of 1
+    assert len(np.unique(points)) == 600
+    chosen = clustering._spread_start_in_rounds(points, 300, np.random.default_rng(0))
+    assert len(set(chosen)) == 300
 
 
 def test_nmi_is_zero_without_a_warning_where_all_vectors_are_equal():
@@ -193,7 +345,7 @@ def test_nmi_repeats_with_its_seed_and_says_how_it_started(monkeypatch):
     first = evaluate(vectors, labels, seed=5)
     assert first == evaluate(vectors, labels, seed=5)
     assert first.nmi_start == "faiss, 25 iterations, best of 10 k-means++ starts, seed 5"
-    monkeypatch.setattr(evaluation, "MOST_CLUSTERS_WITH_RESTARTS", 6)
+    monkeypatch.setattr(clustering, "MANY_CLUSTERS", 6)
     assert nmi(vectors, labels, seed=5) == nmi(vectors, labels, seed=5)
     assert len({nmi(vectors, labels, seed=seed)[0] for seed in range(5)}) > 1
 
@@ -236,15 +388,29 @@ def test_bad_input_is_refused_with_what_was_expected_and_what_came(message):
         REFUSED[message]()
 
 
+@pytest.mark.parametrize("way", ["counting", "search"])
+def test_no_tensor_is_larger_than_the_vectors_or_a_block_of_comparisons(way):
+    from torch.profiler import ProfilerActivity, profile
+
+    generator = np.random.default_rng(0)
+    vectors, labels = generator.normal(size=(3000, 20)), generator.permutation(np.arange(3000) // 4)
+    with way_of(way), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        evaluate(vectors, labels, recall_at=(1, 1000), cluster=False, block=100)
+    largest = max(event.nbytes() for event in watched.profiler.kineto_results.events() if event.name() == "[memory]")
+    assert largest <= 8 * max(3000 * 22, 100 * (100 if way == "counting" else 3000))  # all pairs: 8 * 3000 * 3000
+
+
 def test_importing_loads_no_heavy_library_and_memory_stays_far_below_all_pairs():
     program = """
-import resource, sys, numpy
+import re, sys, numpy
+from pathlib import Path
 from proxygml.evaluation import evaluate
 assert not {"sklearn", "scipy", "faiss", "pytorch_metric_learning"} & sys.modules.keys()
+highest = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
 evaluate(numpy.eye(50), numpy.arange(50), cluster=False)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = highest()
 evaluate(numpy.random.default_rng(0).normal(size=(12_000, 8)), numpy.arange(12_000) // 4, cluster=False)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(highest() - before)
 """
     grown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert int(grown) < 300_000  # kB; all pairs would be 1,152,000
+    assert 0 < int(grown) < 100_000  # kB; all pairs would be 1,152,000
