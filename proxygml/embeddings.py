@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from proxygml.files import written_whole
+from proxygml.gathering import gather_rows
 from proxygml.images import Crops
 
 
@@ -65,19 +66,30 @@ def embed(
     batch_size: int = 128,
     workers: int = 0,
     device: torch.device | str = "cpu",
+    process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Embeddings:
-    """The embeddings (M, D) of all images, in their order, by the model in evaluation mode."""
+    """The embeddings (M, D) of all images, in their order, by the model in evaluation mode.
+
+    Of several processes, all of which call it, `process` (rank, how many) embeds its part, and all have the whole.
+    """
+    rank, processes = process
+    if len(images) < processes:
+        raise ValueError(f"expected an image for each of {processes} processes, got {len(images)}")
+    mine = Subset(images, np.array_split(np.arange(len(images)), processes)[rank])
     was_training = model.training
     model.eval()
     vectors, done = [], 0
-    for batch, _ in DataLoader(images, batch_size=batch_size, num_workers=workers):
-        vectors.append(model(batch.to(device)).float().cpu())  # (batch, D)
+    for batch, _ in DataLoader(mine, batch_size=batch_size, num_workers=workers):
+        vectors.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)
         if progress is not None:
-            progress(done, len(images))
+            progress(done, len(mine))
     model.train(was_training)
-    return Embeddings(torch.cat(vectors).numpy(), np.asarray(images.labels), np.asarray(paths))
+    vectors = torch.cat(vectors)
+    if processes > 1:
+        vectors = gather_rows(vectors, shared=False)
+    return Embeddings(vectors.cpu().numpy(), np.asarray(images.labels), np.asarray(paths))
 
 
 def raw_pixels(images: Crops, *, side: int = 32) -> np.ndarray:

@@ -1,12 +1,15 @@
 """What a recipe asks for: its device, images, network, loss and optimizer."""
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
 from torch import nn
 
 from proxygml import backbones, datasets, losses, sampling
@@ -14,6 +17,7 @@ from proxygml.backbones.cascade import CascadedEmbedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
+from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, Mirrored
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
@@ -25,12 +29,29 @@ OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
 
 
 def start_fabric(recipe: Recipe) -> Fabric:
-    """Device and number format that a recipe asks for, with its seed set."""
+    """Device, number format and processes that a recipe asks for, with its seed set.
+
+    Processes are started here, with the same command, unless torchrun has started them.
+    """
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices))
+    nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else recipe.nodes
+    strategy = "auto"
+    if devices * nodes > 1:
+        # A warm-up leaves the trunk without gradients; statistics of batch normalisation are the same everywhere.
+        strategy = DDPStrategy(
+            find_unused_parameters=bool(recipe.warmup),
+            broadcast_buffers=False,
+            timeout=timedelta(seconds=recipe.timeout),
+        )
     try:
-        fabric = Fabric(accelerator=recipe.device, devices=1, precision=recipe.precision)
+        fabric = Fabric(
+            accelerator=recipe.device, devices=devices, num_nodes=nodes, precision=recipe.precision, strategy=strategy
+        )
     except RuntimeError as error:
         raise ValueError(f"device {recipe.device} is not to be had here: use --device cpu or auto") from error
     fabric.launch()
+    if fabric.world_size > 1:
+        same_everywhere(asdict(recipe))
     fabric.seed_everything(recipe.seed, verbose=False)
     return fabric
 

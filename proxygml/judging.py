@@ -27,6 +27,7 @@ class Judge:
             batch_size=max(128, self.recipe.batch_size),
             workers=self.recipe.workers,
             device=self.fabric.device,
+            process=(self.fabric.global_rank, self.fabric.world_size),
             progress=lambda done, total: self.progress(what, done, total, ""),
         )
 
@@ -35,15 +36,17 @@ class Judge:
         return self.evaluate(self.embed(model, images, what), cluster=cluster)
 
     def evaluate(self, embeddings: Embeddings, *, cluster: bool) -> evaluation.Scores:
-        """The scores of embeddings."""
-        recipe = self.recipe
-        return evaluation.evaluate(
-            embeddings.vectors, embeddings.labels, recall_at=recipe.recall_at, cluster=cluster, seed=recipe.seed
-        )
+        """The scores of embeddings, which the first of several processes finds for all."""
+        recipe, scores = self.recipe, None
+        if self.fabric.is_global_zero:
+            scores = evaluation.evaluate(
+                embeddings.vectors, embeddings.labels, recall_at=recipe.recall_at, cluster=cluster, seed=recipe.seed
+            )
+        return self.fabric.broadcast(scores)
 
     def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:
         """What a trained network has to beat: raw pixels, and its own trunk before training."""
-        bare = self.fabric.setup_module(ingredients.without_head(model, self.recipe))
+        bare = ingredients.without_head(model, self.recipe).to(self.fabric.device)
         untrained = self.score(bare, images, "scoring the network before training", cluster=True)
         scores = {"untrained": untrained.to_json()}
         if not images.are_maps:

@@ -123,6 +123,12 @@ class Recipe:
     """Number format of the network; the loss always uses float32."""
     workers: int = 0
     """Processes that decode images; 0: none but the training itself."""
+    devices: int = 1
+    """Processes that share each batch, one for each GPU, or on a CPU so many; torchrun says it instead."""
+    nodes: int = 1
+    """Machines that share it, each of which is told so: see docs/scaling.md."""
+    timeout: float = 1800.0
+    """Seconds after which processes give up waiting for each other."""
 
     def __post_init__(self) -> None:
         for one in fields(self):  # JSON has lists where a recipe has tuples
@@ -135,13 +141,15 @@ class Recipe:
         for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
+        if self.devices < 1 or self.nodes < 1:
+            raise ValueError(f"expected at least one device and one node, got {self.devices} and {self.nodes}")
         if self.images_per_class is not None and self.images_per_class < 2:
             raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
-        for name in (*rates, "ratio", "scale", "cache_gigabytes"):
+        for name in (*rates, "ratio", "scale", "cache_gigabytes", "timeout"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:

@@ -5,40 +5,52 @@ not go through the same numbers.
 """
 
 import math
+import re
 import resource
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from proxygml import evaluation, ingredients, pictures
 from proxygml.backbones import Embedder
+from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings
+from proxygml.gathering import gather_rows
 from proxygml.judging import Judge
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, refuse_taken
 
+OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|distributed", re.IGNORECASE)  # errors of their connection
 Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
 
 
 def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> Run:
     """Train from the beginning in a new folder, which is made once images, network and loss are known to fit."""
-    refuse_taken(Path(folder))
-    session = _Session(recipe, progress or _nobody_watches, checkpoint=None)
-    run = Run.create(Path(folder), recipe)
+    fabric = ingredients.start_fabric(recipe)
+    folder = Path(fabric.broadcast(str(folder)))
+    refuse_taken(folder)
+    session = _Session(recipe, fabric, progress or _nobody_watches, checkpoint=None)
+    fabric.barrier()  # nobody looks any more whether the folder is taken
+    if fabric.is_global_zero:
+        Run.create(folder, recipe)
     session.progress("run folder", 0, 0, str(folder))
-    return session.finish(run)
+    return session.finish_together(Run(folder))
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
     run = Run.open(Path(folder))
-    return _Session(run.recipe, progress or _nobody_watches, checkpoint=run.load_last()).finish(run)
+    fabric = ingredients.start_fabric(run.recipe)
+    return _Session(run.recipe, fabric, progress or _nobody_watches, checkpoint=run.load_last()).finish_together(run)
 
 
 def load_model(run: Run) -> Embedder:
@@ -63,15 +75,21 @@ def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
 
 
 class _Session:
-    """A run under way: its images, network, loss and optimizer, and what has been found so far."""
+    """A run under way: its images, network, loss and optimizer, and what has been found so far.
 
-    def __init__(self, recipe: Recipe, progress: Progress, checkpoint: dict | None) -> None:
-        self.recipe, self.progress = recipe, progress
-        self.fabric = ingredients.start_fabric(recipe)
-        self.judge = Judge(recipe, self.fabric, progress)
+    Of several processes each has its part of a batch, and from all embeddings the loss of the whole batch; the first
+    one writes what is found.
+    """
+
+    def __init__(self, recipe: Recipe, fabric: Fabric, progress: Progress, checkpoint: dict | None) -> None:
+        self.recipe, self.fabric = recipe, fabric
+        self.writes = fabric.is_global_zero
+        self.progress = progress = progress if self.writes else _nobody_watches
+        self.judge = Judge(recipe, fabric, progress)
         self.log: list[dict] = []
         self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
         self.scores: dict = {}
+        self.place = "the beginning"
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = ingredients.load_images(recipe)
@@ -91,18 +109,37 @@ class _Session:
             loss.watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)
         self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
-        self.model, self.loss = self.fabric.setup_module(model), self.fabric.setup_module(loss)
+        if fabric.world_size > 1:
+            if hasattr(loss, "watch"):
+                raise ValueError(f"{recipe.loss} runs the network itself, which processes cannot share: use one")
+            join_batch_norms(model)
+        self.model, self.loss = self.fabric.setup_module(model), loss.to(fabric.device)
         self.optimizer = self.fabric.setup_optimizers(optimizer)
         if checkpoint is not None:
             self._restore(checkpoint)
+
+    def finish_together(self, run: Run) -> Run:
+        """`finish`, and where another process is gone, an error that says so and how to go on."""
+        try:
+            return self.finish(run)
+        except RuntimeError as error:
+            if self.fabric.world_size == 1 or not OF_PROCESSES.search(str(error)):
+                raise
+            rank, reason = self.fabric.global_rank, str(error).splitlines()[0]
+            raise ValueError(
+                f"process {rank} of {self.fabric.world_size} no longer reaches the others since {self.place}: one has "
+                f"ended or hangs ({reason}). Go on with --resume {run.folder}"
+            ) from error
 
     def finish(self, run: Run) -> Run:
         """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
         if not self.log and self.recipe.baselines and self.recipe.test:
             self.scores |= self.judge.compare_with(self.model, self.test_images)
-        run.write_log(self.log)
+        if self.writes:
+            run.write_log(self.log)
         for epoch in range(len(self.log), self.recipe.epochs):
             self._train_and_judge(epoch, run)
+        self.fabric.barrier()  # the best network is written
         self._take_best(run)
         trained = {}
         if self.recipe.test:
@@ -110,6 +147,8 @@ class _Session:
             trained["trained"] = self.judge.evaluate(embeddings, cluster=True).to_json()
         if self.held_out_images is not None:
             trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
+        if not self.writes:
+            return run
         trained |= ingredients.remarks(self.recipe)
         seconds = sum(entry["seconds"] for entry in self.log)
         run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
@@ -133,8 +172,9 @@ class _Session:
             self._save_best(run)
 
     def _save_best(self, run: Run) -> None:
-        weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
-        run.save_best(weights | {"epoch": self.best["epoch"]})
+        if self.writes:
+            weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
+            run.save_best(weights | {"epoch": self.best["epoch"]})
 
     def _train_and_judge(self, epoch: int, run: Run) -> None:
         """One epoch, its entry in the log, and its checkpoint."""
@@ -157,8 +197,9 @@ class _Session:
             self.best = {"epoch": epoch + 1, "map_at_r": None if verdict is None else verdict.map_at_r}
             self._save_best(run)
         self.log.append(entry)
-        run.write_log(self.log)
-        self._save_last(run)
+        if self.writes:
+            run.write_log(self.log)
+            self._save_last(run)
 
     def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
@@ -184,17 +225,18 @@ class _Session:
         batches = ingredients.draw_batches(recipe, self.train_images.labels, self.loss, epoch)
         sums: dict[str, float] = {}
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
+            self.place = f"epoch {epoch + 1}, step {step + 1}"
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
             for group in optimizer.param_groups:
                 group["lr"] = group["base_rate"] * factor
-            value = self.loss(self.model(images.to(self.fabric.device)), labels.to(self.fabric.device))
+            value = self._loss_of(images.to(self.fabric.device), labels.to(self.fabric.device))
             if not math.isfinite(value.item()):
                 raise ValueError(f"the loss became {value.item()} in epoch {epoch + 1}: lower learning_rate")
             optimizer.zero_grad()
             self.fabric.backward(value)
             optimizer.step()
             for name, term in _terms(self.loss, value):
-                sums[name] = sums.get(name, 0.0) + term * len(labels)
+                sums[name] = sums.get(name, 0.0) + term * len(batches[step])
             done, total = epoch * len(batches) + step + 1, recipe.epochs * len(batches)
             note = f"epoch {epoch + 1}/{recipe.epochs} loss {value.item():.2f}{_held_out_note(self.log)}"
             self.progress("training", done, total, note)
@@ -202,10 +244,23 @@ class _Session:
         means = {name: total / seen for name, total in sums.items()}
         return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
+    def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
+        embeddings = self.model(images)  # (b, D)
+        if self.fabric.world_size == 1:
+            return self.loss(embeddings, labels)
+        embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
+        chance = self.fabric.broadcast(torch.get_rng_state())  # dropout has drawn differently for other images
+        with torch.random.fork_rng(devices=[]):  # what the loss draws at random is the same everywhere
+            torch.set_rng_state(chance)
+            return self.loss(embeddings, labels)
+
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch: images (B, 3, H, W), labels (B,)."""
+        """Of each batch of an epoch the part of this process: images (b, 3, H, W), labels (b,); it may be empty."""
         crops = ingredients.training_crops(self.recipe, self.train_images, epoch)
-        return iter(DataLoader(crops, batch_sampler=batches, num_workers=self.recipe.workers))
+        parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
+        collate = partial(_collate, crops=crops)
+        return iter(DataLoader(crops, batch_sampler=parts, num_workers=self.recipe.workers, collate_fn=collate))
 
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
         """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""
@@ -231,6 +286,7 @@ class _Session:
             "random_state": torch.get_rng_state(),
             "best": self.best,
             "scores": self.scores,
+            "processes": self.fabric.world_size,
         }
         run.save_last(state)
 
@@ -241,8 +297,16 @@ class _Session:
             self.optimizer.load_state_dict(checkpoint["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
+        before = checkpoint.get("processes", 1)
+        if before != self.fabric.world_size:
+            self.progress("processes", 0, 0, f"{self.fabric.world_size} instead of {before} go on with this run")
         torch.set_rng_state(checkpoint["random_state"])
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
+
+
+def _collate(items: list, crops: Dataset) -> list[Tensor]:
+    """Images and labels as one tensor each; where there are none, of the same form without a row."""
+    return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 
 
 def _keep_statistics(network: nn.Module) -> None:

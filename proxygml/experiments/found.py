@@ -16,7 +16,10 @@ from proxygml.files import written_whole
 from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe
 
-NO_INFLUENCE = ("data", "device", "workers", "cache", "cache_gigabytes")  # on the scores of a run
+NO_INFLUENCE = (  # on the scores of a run
+    *("data", "device", "workers", "devices", "nodes", "timeout"),
+    *("cache", "cache_gigabytes"),
+)
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from proxygml.losses.gathering import gather_rows
+from proxygml.gathering import gather_rows, same_everywhere
 from proxygml.losses.interface import checked_labels, highest_precision
 from proxygml.losses.proxygml import NO_POSITIVE_LINK, ProxyGMLLoss, Terms, propagate
 from proxygml.losses.subgraphs import SHORTEST, at_a_time, link, parts
@@ -63,8 +63,8 @@ class ShardedProxyGMLLoss(nn.Module):
         labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):
-            samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group)  # (B, D)
-            labels = gather_rows(labels, self.group) - self.first_class  # (B,), counted from the first class here on
+            samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group, shared=True)  # (B, D)
+            labels = gather_rows(labels, self.group, shared=True) - self.first_class  # (B,), 0 for the first class here
             proxies = self.proxies.to(precision)  # (classes here, N, D)
 
             here = proxies.shape[0] * self.per_class
@@ -92,17 +92,6 @@ class ShardedProxyGMLLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"classes {self.first_class} to {self.first_class + len(self.proxies) - 1} of {self.num_classes}"
-
-
-def same_everywhere(settings: dict[str, object], group: dist.ProcessGroup | None) -> None:
-    """An error on every process where they were given different settings."""
-    everyone: list[dict[str, object]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(everyone, settings, group)
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            names = sorted(name for name in {*theirs, *everyone[0]} if theirs.get(name) != everyone[0].get(name))
-            values = ", ".join(f"{name} {everyone[0].get(name)} and {theirs.get(name)}" for name in names)
-            raise ValueError(f"expected the same settings on all processes, got on ranks 0 and {rank}: {values}")
 
 
 def first_proxies(shape: torch.Size, first: int, last: int, seed: int) -> Tensor:

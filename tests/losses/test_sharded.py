@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 from proxygml import ProxyGMLLoss
-from proxygml.losses.gathering import gather_rows
+from proxygml.gathering import gather_rows
 from proxygml.losses.sharded import ShardedProxyGMLLoss, first_of_all, first_proxies
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
@@ -86,7 +86,7 @@ def work(rank: int, size: int, folder: str) -> None:
         ranks = whole_ranks(case).tensor_split(size, dim=1)[rank]
         found["chosen"].append(first_of_all(ranks, 1 + case % 12, None))
     rows = torch.arange(2 * rank, dtype=torch.float64)[:, None].requires_grad_()  # none of rank 0
-    gathered = gather_rows(rows, None)
+    gathered = gather_rows(rows, shared=True)
     (gathered * (rank + 1)).sum().backward()
     found["gathered"], found["of rows"] = gathered.detach(), rows.grad
     found["started"] = ShardedProxyGMLLoss(3000, 2, proxies_per_class=2, seed=7, links=50).proxies.detach()

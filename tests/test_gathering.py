@@ -1,0 +1,90 @@
+"""Batches that real processes share: a network learns in them what it learns in one process from the whole batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+
+from proxygml import backbones, losses
+from proxygml.backbones.joint_norm import JointBatchNorm, join_batch_norms
+from proxygml.gathering import gather_rows
+
+STEPS, BATCH, CLASSES = 20, 7, 4
+METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
+
+
+def made(method: str) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    network = backbones.build("convnet", embedding_dim=8).double()
+    settings = {"ratio": 0.5} if method == "proxygml" else {}
+    loss = losses.make(method, CLASSES, 8, settings).double()
+    return network, loss, torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3, eps=1e-2)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    labels = torch.randint(CLASSES, (BATCH if step % 5 else 1,), generator=generator)  # one image: others have none
+    return torch.rand(len(labels), 3, 16, 16, generator=generator, dtype=torch.float64), labels
+
+
+def state(network: nn.Module, loss: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for module in (network, loss) for name, value in module.state_dict().items()}
+
+
+def work(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    found = {}
+    for method in METHODS:
+        network, loss, optimizer = made(method)
+        join_batch_norms(network)
+        parallel = nn.parallel.DistributedDataParallel(network, broadcast_buffers=False)
+        values = []
+        for step in range(STEPS):
+            mine = np.array_split(np.arange(len(batch(step)[1])), size)[rank]
+            images, labels = (part[mine] for part in batch(step))
+            value = loss(*(gather_rows(rows, shared=False) for rows in (parallel(images), labels)))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            values.append(value.item())
+        found[method] = {"values": values, "state": state(network, loss)}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} processes")
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each process has found, by rank."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(work, (request.param, str(folder)), nprocs=request.param)
+    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_that_share_batches_learn_what_one_learns_from_the_whole(found: list[dict], method: str) -> None:
+    network, loss, optimizer = made(method)
+    for step in range(STEPS):
+        images, labels = batch(step)
+        value = loss(network(images), labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        for process in found:
+            assert process[method]["values"][step] == pytest.approx(value.item(), abs=1e-8)
+    for process in found:
+        for name, expected in state(network, loss).items():
+            torch.testing.assert_close(process[method]["state"][name], expected, atol=1e-8, rtol=0, msg=name)
+
+
+def test_joint_batch_normalisation_keeps_what_the_network_had_learned() -> None:
+    network = backbones.build("convnet", embedding_dim=8).eval()
+    images = torch.rand(2, 3, 16, 16)
+    before = network(images)
+    join_batch_norms(network)
+    assert any(isinstance(module, JointBatchNorm) for module in network.modules())
+    torch.testing.assert_close(network(images), before)

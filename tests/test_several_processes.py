@@ -1,0 +1,108 @@
+"""Training shared by several processes: the same numbers as in one, and a clear end where one of them dies."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxygml.recipes import GLYPHS, Recipe
+from proxygml.runs import Run
+from proxygml.training import train
+
+COMMAND = [sys.executable, "-m", "proxygml"]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(processes: int) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+    return [*command, "-m", "proxygml"]
+
+
+def options(recipe: Recipe) -> list[str]:
+    """A recipe as options of `proxygml train glyphs`."""
+    words = []
+    for name, value in asdict(recipe).items():
+        if value == getattr(GLYPHS, name) or name == "baselines":
+            continue
+        words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return [*words, "--no-baselines"]
+
+
+def run_with(command: list[str], recipe: Recipe, folder: Path) -> Run:
+    words = [*command, "train", "glyphs", "--out", str(folder), *options(recipe)]
+    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return Run.open(folder)
+
+
+def assert_same(several: Run, one: Run, within: float) -> None:
+    ours, theirs = several.load_last(), one.load_last()
+    for part in ("model", "loss"):
+        for name, value in theirs[part].items():
+            torch.testing.assert_close(ours[part][name], value, atol=within, rtol=0, msg=f"{part} {name}")
+    for entry, expected in zip(several.log, one.log, strict=True):
+        assert entry["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert entry["held_out"] == pytest.approx(expected["held_out"], abs=0.02)
+    assert several.scores["trained"]["images"] == one.scores["trained"]["images"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "changes"),
+    [(2, {}), (3, {"loss": "ms", "batch_size": 20}), (2, {"warmup": (0,)})],
+    ids=["ProxyGML", "a pair loss, batches that do not divide", "a warm-up"],
+)
+def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
+    processes: int, changes: dict, tiny: Recipe, tmp_path: Path
+) -> None:
+    calm = {"adam_epsilon": 0.01, "learning_rate": 1e-4}  # Adam would make rounding errors as large as its steps
+    recipe = tiny.changed({"epochs": 2, **calm, **changes})
+    several = run_with(torchrun(processes), recipe, tmp_path / "several")
+    # torch's own batch normalisation rounds its means in float32; test_gathering.py compares in float64, to 1e-8
+    assert_same(several, train(recipe, tmp_path / "one"), within=1e-3)
+
+
+def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Recipe, tmp_path: Path) -> None:
+    recipe = tiny.changed({"epochs": 30})
+    folder = tmp_path / "killed"
+    words = [*COMMAND, "train", "glyphs", "--out", str(folder), *options(recipe), "--devices", "3"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+    deadline = time.monotonic() + 120
+    while not (folder / "last.pt").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    killed = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 20
+    assert process.returncode != 0
+    assert re.search(r"process \d of 3 no longer reaches the others since epoch \d+, step \d+", said), said
+    assert f"Go on with --resume {folder}" in said
+    shorter = Run.open(folder).recipe.changed({"epochs": len(Run.open(folder).log) + 1})
+    (folder / "recipe.json").write_text(shorter.to_json())
+    done = subprocess.run(
+        [*torchrun(2), "train", "--resume", str(folder)], capture_output=True, text=True, env=ONE_THREAD, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 instead of 3 go on with this run" in done.stderr
+    assert len(Run.open(folder).log) == shorter.epochs
+
+
+def test_processes_with_different_recipes_refuse(tiny: Recipe, tmp_path: Path) -> None:
+    script = tmp_path / "differ.py"
+    script.write_text(
+        "import os, sys\nfrom proxygml.cli import main\nmain(sys.argv[1:] + ['--seed', os.environ['RANK']])\n"
+    )
+    words = [*torchrun(2)[:-2], str(script), "train", "glyphs", "--out", str(tmp_path / "run"), *options(tiny)]
+    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
+    assert done.returncode != 0
+    assert "expected the same settings on all processes, got on ranks 0 and 1: seed 0 and 1" in done.stderr
+    assert not (tmp_path / "run").exists()
