@@ -48,7 +48,7 @@ def subgraph(model: nn.Module, loss: nn.Module, recipe: Recipe, images: ImageLis
     """
     image, label = ingredients.test_crops(recipe, images)[SAMPLE]
     sample = F.normalize(model.eval()(image[None]), dim=-1)  # (1, D)
-    linked, _ = link(sample, loss.proxies, torch.tensor([label]), loss.links, loss.positive_bonus)  # (1, k)
+    linked = link(sample, loss.proxies, torch.tensor([label]), loss.links, loss.positive_bonus).linked  # (1, k)
     chosen = F.normalize(loss.proxies.flatten(0, 1)[linked[0]], dim=-1)  # (k, D)
     cosines = (chosen @ sample[0]).clamp(-1, 1)  # (k,)
     aside = chosen - cosines[:, None] * sample  # (k, D)

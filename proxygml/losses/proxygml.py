@@ -14,20 +14,22 @@ section 3, whose symbols are called here:
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
-What takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py with its gradients. docs/paper.md lists where this differs
-from the paper or from its authors' code, and why.
+`Equations.forward` goes through them in order; what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py. Gradients
+are written out: they are short, and take less time and memory than those of autograd. docs/paper.md lists where this
+differs from the paper or from its authors' code, and why.
 """
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
-from proxygml.losses.subgraphs import classify_proxies, link
+from proxygml.losses.subgraphs import classify_proxies, link, link_gradients
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
@@ -85,6 +87,7 @@ class ProxyGMLLoss(nn.Module):
             require_whole(proxy_rows=proxy_rows)
         if sparse_gradient and proxy_weight > 0:
             raise ValueError("sparse_gradient needs proxy_weight=0: the regulariser has a gradient in every proxy")
+        self.num_classes = num_classes
         self.links = choose_links(num_classes, proxies_per_class, ratio) if links is None else links
         self.links = min(self.links, num_classes * proxies_per_class)
         self.proxy_weight = proxy_weight
@@ -110,26 +113,13 @@ class ProxyGMLLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch. The last three are what pytorch-metric-learning passes; proxies need none of them."""
-        num_classes, per_class, dimension = self.proxies.shape
-        labels = checked_labels(embeddings, labels, num_classes, dimension)
+        labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):  # exp of a sum of N cosines overflows float16
             samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
-            proxies = self.proxies.to(precision)  # (C, N, D), of any length: `link` and `classify_proxies` divide by it
-
-            weighted = None  # first, since its gradient, made at once, is then added to the other in place
-            if self.proxy_weight > 0:
-                weighted = classify_proxies(proxies, self.proxy_rows, self.proxy_weight)  # Eq. 8 to 11: lambda L^p
-
-            # Eq. 2 to 4: I, and of W the entries that are not 0
-            linked, similarity = link(samples, proxies, labels, self.links, self.positive_bonus, self.sparse_gradient)
-            scores, reached = propagate(similarity, linked // per_class)  # Eq. 5: Z = W Y^p, and M
-            unmasked = None if self.mask_softmax else num_classes
-            sample_loss = masked_cross_entropy(self.scale * scores, reached, labels, unmasked)  # Eq. 6, 7: L^s
-            loss = sample_loss if weighted is None else sample_loss + weighted  # Eq. 12: L
-        unlinked = ~(reached == labels[:, None]).any(dim=1)  # (B,)
-        proxy_loss = None if weighted is None else weighted.detach() / self.proxy_weight
-        self.last_terms = Terms(sample_loss.detach(), proxy_loss, unlinked.to(precision).mean())
+            proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()  # which needs no gradient
+            loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, None)
+        self.last_terms = Terms(*terms)
         return loss
 
     def extra_repr(self) -> str:
@@ -149,35 +139,112 @@ def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:
     return min(proxies, max(1, math.ceil(ratio * proxies - 1e-9)))
 
 
-def propagate(similarity: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+class Together(Protocol):
+    """What a loss whose classes are spread over processes finds with the others, where one process finds it alone."""
+
+    def among_all(self, ranks: Tensor) -> Tensor: ...
+
+    def highest(self, values: Tensor) -> Tensor: ...
+
+    def total(self, values: Tensor) -> Tensor: ...
+
+    def classify_proxies(
+        self, proxies: Tensor, inverse_lengths: Tensor, sampled: int | None, weight: float, gradient: Tensor | None
+    ) -> Tensor: ...
+
+
+class Equations(torch.autograd.Function):
+    """The loss and its `Terms`. Its gradients are known as soon as its value is, and are made at once."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        samples: Tensor,
+        proxies: Tensor,
+        labels: Tensor,
+        settings: "ProxyGMLLoss",
+        together: Together | None,
+    ) -> tuple[Tensor | None, ...]:
+        """Unit samples (B, D), proxies (C, N, D) of any length, labels (B,)."""
+        classes, per_class, _ = proxies.shape
+        # Eq. 2 to 4: I, and of W the entries that are not 0
+        links = link(
+            *(samples, proxies, labels, min(settings.links, classes * per_class), settings.positive_bonus),
+            None if together is None else together.among_all,
+        )
+        scores, reached, column = propagate(links.cosines, links.linked // per_class, classes)  # Eq. 5: Z = W Y^p, M
+        unmasked = None if settings.mask_softmax else settings.num_classes
+        sample_loss, slope, unlinked = masked_cross_entropy(  # Eq. 6, 7: L^s, and its gradient dL^s/dZ
+            settings.scale * scores, reached, labels, unmasked, together
+        )
+        gradients = [None, None]
+        if any(ctx.needs_input_grad):  # dL^s/dW: a link moves the score of its class
+            slopes = settings.scale * slope.gather(1, column)
+            gradients = link_gradients(samples, proxies, links, slopes, sparse=settings.sparse_gradient)
+
+        loss, proxy_loss = sample_loss.clone(), None
+        if settings.proxy_weight > 0:  # Eq. 8 to 11: lambda L^p
+            classify = classify_proxies if together is None else together.classify_proxies
+            weighted = classify(
+                proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
+            )
+            loss, proxy_loss = sample_loss + weighted, weighted / settings.proxy_weight  # Eq. 12: L
+        ctx.save_for_backward(*gradients)
+        terms = [term for term in (sample_loss, proxy_loss, unlinked) if term is not None]
+        ctx.mark_non_differentiable(*terms)
+        return loss, sample_loss, proxy_loss, unlinked
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        as_they_are = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy is dear
+        gradients = ctx.saved_tensors if as_they_are else (each * gradient for each in ctx.saved_tensors)
+        return *gradients, None, None, None
+
+
+def propagate(similarity: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Reverse label propagation, Eq. 5: what the links of a sample to the proxies of a class add up to.
 
-    Similarity (B, k) and classes (B, k) of the links, ascending, -> scores (B, k) of the classes that are reached, and
-    which these are (B, k). A sample reaches as many as it does; the columns that it does not need are -1.
+    Similarity (B, k) and classes (B, k) of the links, ascending, -> scores (B, k) of the classes that are reached,
+    which these are (B, k), and in which column (B, k) the class of each link is. A sample reaches as many classes as
+    it does: the columns that it does not need are -1, as is what is no class below `num_classes`.
     """
     new = classes.diff(dim=1, prepend=classes.new_full((len(classes), 1), -1)) != 0  # (B, k)
-    column = new.cumsum(dim=1) - 1  # (B, k): where the class of each link has its score
+    column = new.cumsum(dim=1) - 1  # (B, k)
     scores = torch.zeros_like(similarity).scatter_add(1, column, similarity)
-    return scores, torch.full_like(classes, -1).scatter(1, column, classes)
+    reached = torch.full_like(classes, -1).scatter(1, column, classes)
+    return scores, reached.masked_fill_(reached == num_classes, -1), column
 
 
-def masked_cross_entropy(scores: Tensor, reached: Tensor, labels: Tensor, unmasked: int | None = None) -> Tensor:
+def masked_cross_entropy(
+    scores: Tensor, reached: Tensor, labels: Tensor, unmasked: int | None = None, together: Together | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 6, 7, mean of -log P(own class): scores (B, k), classes (B, k), both of `propagate`, labels (B,) -> scalar.
 
-    Classes that no link reaches have no part in the softmax, and a sample whose own class is such a one has P = 0: it
-    counts as NO_POSITIVE_LINK and gives no gradient. Without the mask they take part with a score of 0; `unmasked` is
-    then the number of all classes.
+    And its gradient (B, k), which is (P - Y^s) / B; and the share of samples whose own class no link reaches. Classes
+    that no link reaches have no part in the softmax, and a sample whose own class is such a one has P = 0: it counts as
+    NO_POSITIVE_LINK and gives no gradient. Without the mask they take part with a score of 0; `unmasked` is then the
+    number of all classes.
     """
-    there, own = (
-        reached >= 0,
-        reached == labels[:, None],
-    )  # (B, k): M, from the links, since Z == 0 may be
-    log_total = scores.masked_fill(~there, -math.inf).logsumexp(dim=1)  # (B,)
-    own_score, counted = (scores * own).sum(dim=1), own.any(dim=1)  # (B,)
+    there = reached >= 0  # (B, k): M, from the links, since Z == 0 may be
+    own = there & (reached == labels[:, None])  # (B, k): Y^s
+    masked = scores.masked_fill(~there, -math.inf)
+    highest = masked.amax(dim=1)  # (B,)
+    if together is not None:
+        highest = together.highest(highest)
     if unmasked is not None:
-        zeros = (unmasked - there.sum(dim=1)).to(scores.dtype)  # (B,): how many scores of 0 there are
-        log_total, counted = torch.logaddexp(log_total, zeros.log()), torch.ones_like(counted)
-    return -(own_score - log_total).where(counted, -NO_POSITIVE_LINK).mean()
+        highest = highest.clamp_min(0)
+    exponents = (masked - highest[:, None]).exp_()  # (B, k)
+    sums = torch.stack([exponents.sum(dim=1), (scores * own).sum(dim=1), own.sum(dim=1), there.sum(dim=1)])  # (4, B)
+    if together is not None:
+        sums = together.total(sums)
+    total, own_score, counted, classes = sums  # (B,) each
+    unlinked = 1 - counted.mean()
+    if unmasked is not None:
+        total, counted = total + (unmasked - classes) * (-highest).exp(), torch.ones_like(counted)
+    costs = (total.log() + highest - own_score).where(counted > 0, NO_POSITIVE_LINK)  # (B,)
+    slope = (exponents / total[:, None] - own.to(scores.dtype)) * (counted / len(scores))[:, None]  # (B, k)
+    return costs.mean(), slope, unlinked
 
 
 def _warn_of_no_negatives(num_classes: int, proxies_per_class: int, links: int) -> None:

@@ -7,17 +7,17 @@ softmax over all classes that links reach, and the regulariser, for which the su
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from proxygml.gathering import gather_rows, same_everywhere
 from proxygml.losses.interface import checked_labels, highest_precision
-from proxygml.losses.proxygml import NO_POSITIVE_LINK, ProxyGMLLoss, Terms, propagate
-from proxygml.losses.subgraphs import SHORTEST, at_a_time, link, parts
+from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
+from proxygml.losses.subgraphs import at_a_time, parts, straighten
 
 CLASSES_TOGETHER = 1024  # are started from one seed, so that they are the same however many processes there are
 
@@ -65,29 +65,10 @@ class ShardedProxyGMLLoss(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True) - self.first_class  # (B,), 0 for the first class here
-            proxies = self.proxies.to(precision)  # (classes here, N, D)
-
-            here = proxies.shape[0] * self.per_class
-            linked, similarity = link(
-                samples,
-                proxies,
-                labels,
-                min(self.links, here),
-                self.positive_bonus,
-                self.sparse_gradient,
-                among_all=lambda ranks: first_of_all(ranks, self.links, self.group),
-            )
-            scores, reached = propagate(similarity, linked // self.per_class)
-            reached = reached.where(reached < proxies.shape[0], -1)
-            unmasked = None if self.mask_softmax else self.num_classes
-            sample_loss, unlinked = joint_cross_entropy(self.scale * scores, reached, labels, unmasked, self.group)
-            loss, proxy_loss = sample_loss, None
-            if self.proxy_weight > 0:
-                weighted = _ClassifyJointly.apply(
-                    proxies, self.first_class, self.num_classes, self.proxy_rows, self.proxy_weight, self.group
-                )
-                loss, proxy_loss = sample_loss + weighted, weighted.detach() / self.proxy_weight
-        self.last_terms = Terms(sample_loss.detach(), proxy_loss, unlinked)
+            together = _Processes(self.links, self.num_classes, self.first_class, self.group)
+            proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
+            loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, together)
+        self.last_terms = Terms(*terms)
         return loss
 
     def extra_repr(self) -> str:
@@ -143,67 +124,48 @@ def _ordered(values: Tensor) -> tuple[Tensor, int]:
     return (keys ^ ((keys >> (bits - 1)) & torch.iinfo(whole).max)).long(), bits  # of negative numbers all but the sign
 
 
-def joint_cross_entropy(
-    scores: Tensor, reached: Tensor, labels: Tensor, unmasked: int | None, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """`masked_cross_entropy` with the scores and classes of all processes; and the share of samples without a link.
+class _Processes(NamedTuple):
+    """`Together` of the processes of a group."""
 
-    Scores (B, k) and classes (B, k) are those here. Their gradient is known as soon as the value is, P - Y for each
-    sample, so that nothing has to be told on the way back.
-    """
-    with torch.no_grad():
-        there = reached >= 0
-        own = there & (reached == labels[:, None])  # (B, k)
-        highest = scores.masked_fill(~there, -math.inf).amax(1)  # (B,)
-        dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-        if unmasked is not None:
-            highest = highest.clamp_min(0)
-        exponents = (scores - highest[:, None]).exp() * there  # (B, k)
-        together = torch.stack([exponents.sum(1), (scores * own).sum(1), own.any(1), there.sum(1)])  # (4, B)
-        dist.all_reduce(together, group=group)
-        total, own_score, counted, classes = together  # (B,) each
-        if unmasked is not None:
-            total, counted = total + (unmasked - classes) * (-highest).exp(), torch.ones_like(counted)
-        log_total = highest + total.log()  # (B,)
-        value = (log_total - own_score).where(counted > 0, NO_POSITIVE_LINK).mean()
-        slope = (exponents / total[:, None] - own.to(scores.dtype)) * counted[:, None] / len(scores)  # (B, k)
-    unlinked = 1 - together[2].mean()
-    return value + ((scores - scores.detach()) * slope).sum(), unlinked
+    links: int
+    num_classes: int
+    first_class: int
+    group: dist.ProcessGroup | None
 
+    def among_all(self, ranks: Tensor) -> Tensor:
+        return first_of_all(ranks, self.links, self.group)
 
-class _ClassifyJointly(torch.autograd.Function):
-    """`classify_proxies`, of the proxies here; the sums of classes (C, D) come from their owners, one after another.
+    def highest(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values, dist.ReduceOp.MAX, self.group)
+        return values
 
-    Once for the softmax of each proxy over all classes, once more for the gradients, which go back to the owners.
-    """
+    def total(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values, group=self.group)
+        return values
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        proxies: Tensor,
-        first: int,
-        num_classes: int,
-        sampled: int | None,
-        weight: float,
-        group: dist.ProcessGroup | None,
+    def classify_proxies(
+        self, proxies: Tensor, inverse_lengths: Tensor, sampled: int | None, weight: float, gradient: Tensor | None
     ) -> Tensor:
+        """`classify_proxies` of the proxies here; the sums of classes (C, D) come from their owners, one after another.
+
+        Once for the softmax of each proxy over all classes, once more for the gradients, which go back to the owners.
+        """
         classes, per_class, _ = proxies.shape
-        rank = dist.get_rank(group)
+        rank, everyone = dist.get_rank(self.group), self.num_classes * per_class
         vectors = proxies.flatten(0, 1)  # (proxies here, D)
-        inverse_lengths = torch.linalg.vector_norm(vectors, dim=1).clamp_min_(SHORTEST).reciprocal_()
         sums = torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies)[:, 0]  # (classes here, D)
         drawn = torch.arange(len(vectors), device=vectors.device)
-        if sampled is not None and sampled < num_classes * per_class:  # of each process its share
-            few = max(1, round(sampled * len(vectors) / (num_classes * per_class)))
+        if sampled is not None and sampled < everyone:  # of each process its share
+            few = max(1, round(sampled * len(vectors) / everyone))
             drawn = torch.randperm(len(vectors), device=vectors.device)[:few]
-        share = weight * len(vectors) / (num_classes * per_class * len(drawn))
+        share = weight * len(vectors) / (everyone * len(drawn))
         unit = vectors[drawn] * inverse_lengths[drawn, None]  # (drawn, D)
         own = drawn // per_class  # (drawn,)
 
         highest = unit.new_full((len(drawn),), -math.inf)
         total, own_score = torch.zeros_like(highest), torch.zeros_like(highest)  # (drawn,)
         rows = parts(len(drawn), max(1, at_a_time(unit) // classes))
-        for owner, theirs in _in_turn(sums, num_classes, group):
+        for owner, theirs in self._in_turn(sums):
             for part in rows:
                 scores = unit[part] @ theirs.T  # (rows, classes there)
                 above = torch.maximum(highest[part], scores.amax(1))
@@ -213,42 +175,32 @@ class _ClassifyJointly(torch.autograd.Function):
                 if owner == rank:
                     own_score[part] = scores.gather(1, own[part, None])[:, 0]
         log_total = highest + total.log()  # (drawn,)
-        loss = share * (log_total - own_score).sum()
-        dist.all_reduce(loss, group=group)
-        if not ctx.needs_input_grad[0]:
+        loss = self.total(share * (log_total - own_score).sum())
+        if gradient is None:
             return loss
 
-        gradient, sum_gradient = torch.zeros_like(unit), torch.zeros_like(sums)
-        for owner, theirs in _in_turn(sums, num_classes, group):
+        rows_gradient, sum_gradient = gradient.flatten(0, 1), torch.zeros_like(sums)
+        for owner, theirs in self._in_turn(sums):
             back = torch.zeros_like(theirs)  # (classes there, D)
             for part in rows:
                 error = (unit[part] @ theirs.T - log_total[part, None]).exp_()  # (rows, classes there): P^p - Y^p
                 if owner == rank:
                     error.scatter_add_(1, own[part, None], error.new_full((len(error), 1), -1))
                 error *= share
-                gradient[part] += error @ theirs
+                rows_gradient.index_add_(0, drawn[part], error @ theirs * inverse_lengths[drawn[part], None])
                 back += error.T @ unit[part]
-            dist.reduce(back, dist.get_global_rank(group, owner) if group else owner, group=group)
+            dist.reduce(back, group=self.group, group_dst=owner)
             if owner == rank:
                 sum_gradient = back
-        of_unit = sum_gradient.repeat_interleave(per_class, 0).index_add_(0, drawn, gradient)  # (proxies here, D)
-        of_unit *= inverse_lengths[:, None]
-        along = torch.linalg.vecdot(of_unit, vectors) * inverse_lengths.square()
-        ctx.save_for_backward(of_unit.addcmul_(vectors, along[:, None], value=-1).view_as(proxies))
+        gradient.addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
+        straighten(rows_gradient, vectors, inverse_lengths)
         return loss
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (of_loss,) = ctx.saved_tensors
-        return of_loss * gradient, None, None, None, None, None
-
-
-def _in_turn(sums: Tensor, num_classes: int, group: dist.ProcessGroup | None) -> Iterator[tuple[int, Tensor]]:
-    """Of each process, by rank, the sums of its classes (classes there, D)."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    for owner in range(size):
-        count = (owner + 1) * num_classes // size - owner * num_classes // size
-        theirs = sums.clone() if owner == rank else sums.new_empty(count, sums.shape[1])
-        dist.broadcast(theirs, dist.get_global_rank(group, owner) if group else owner, group=group)
-        yield owner, theirs
+    def _in_turn(self, sums: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Of each process, by rank, the sums of its classes (classes there, D)."""
+        size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        for owner in range(size):
+            count = (owner + 1) * self.num_classes // size - owner * self.num_classes // size
+            theirs = sums.clone() if owner == rank else sums.new_empty(count, sums.shape[1])
+            dist.broadcast(theirs, group=self.group, group_src=owner)
+            yield owner, theirs

@@ -7,11 +7,11 @@ what else was tried.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a time, while they are in the cache
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
@@ -22,81 +22,71 @@ MANY_COLUMNS = 2**13  # from here on two rounds take less time than one
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
+class Links(NamedTuple):
+    """The subgraphs of a batch."""
+
+    linked: Tensor  # (B, k): the proxies, counted 0..CN-1, that each sample is linked to, ascending; CN is none
+    cosines: Tensor  # (B, k): of sample and proxy
+    inverse_lengths: Tensor  # (CN,): 1 / length of every proxy
+
+
 def link(
     samples: Tensor,
     proxies: Tensor,
     labels: Tensor,
     links: int,
     positive_bonus: float,
-    sparse_gradient: bool = False,
     among_all: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The subgraph of each sample: the proxies (B, k) in 0..CN-1 it is linked to, ascending, and their cosines (B, k).
+) -> Links:
+    """The subgraph of each sample: unit samples (B, D), proxies (C, N, D) of any length, labels (B,).
 
-    Unit samples (B, D), proxies (C, N, D) of any length, labels (B,). A `sparse_gradient` has only linked proxies.
     Where these are only some of all proxies, `among_all` is told how the k that rank first here rank, S + S^pos (B, k),
-    and says which of them (B, k) rank among the first k of all; the others become CN, which is no proxy.
+    and says which of them (B, k) rank among the first k of all.
     """
-    return _Link.apply(samples, proxies, labels, links, positive_bonus, sparse_gradient, among_all)
+    per_class, vectors = proxies.shape[1], proxies.flatten(0, 1)  # (CN, D)
+    own = labels[:, None] * per_class + torch.arange(per_class, device=labels.device)  # (B, N)
+    linked, cosines, inverse_lengths = _nearest(samples, vectors, own, links, positive_bonus)
+    if among_all is not None:
+        positive = linked // per_class == labels[:, None]  # (B, k)
+        chosen = among_all(cosines + positive_bonus * positive)  # (B, k)
+        linked, order = linked.where(chosen, len(vectors)).sort(dim=1)  # (B, k)
+        cosines = cosines.gather(1, order)
+    return Links(linked, cosines, inverse_lengths)
 
 
-class _Link(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        samples: Tensor,
-        proxies: Tensor,
-        labels: Tensor,
-        links: int,
-        positive_bonus: float,
-        sparse_gradient: bool,
-        among_all: Callable[[Tensor], Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        vectors = proxies.flatten(0, 1)  # (CN, D)
-        own = labels[:, None] * proxies.shape[1] + torch.arange(proxies.shape[1], device=labels.device)  # (B, N)
-        linked, cosines, inverse_lengths = _nearest(samples, vectors, own, links, positive_bonus)
-        if among_all is not None:
-            positive = linked // proxies.shape[1] == labels[:, None]  # (B, k)
-            chosen = among_all(cosines + positive_bonus * positive)  # (B, k)
-            linked, order = linked.where(chosen, len(vectors)).sort(dim=1)  # (B, k)
-            cosines = cosines.gather(1, order)
-        ctx.save_for_backward(samples, proxies, linked, cosines, inverse_lengths)
-        ctx.sparse_gradient = sparse_gradient
-        ctx.mark_non_differentiable(linked)
-        return linked, cosines
+def link_gradients(
+    samples: Tensor, proxies: Tensor, links: Links, slopes: Tensor, *, sparse: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of samples (B, D) and proxies (C, N, D), by the chain rule from those of the cosines (B, k).
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, _: None, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """With g = dL/ds of a link, s = x.p / |p|: dx = sum of g p / |p|; dp = sum of g (x - s p / |p|) / |p|."""
-        samples, proxies, linked, cosines, inverse_lengths = ctx.saved_tensors
-        vectors = proxies.flatten(0, 1)  # (CN, D)
-        sample, column = (linked < len(vectors)).nonzero(as_tuple=True)  # (L,) each: all links, sample by sample
-        linked, cosines = linked[sample, column], cosines[sample, column]  # (L,)
-        weights = gradient[sample, column] * inverse_lengths[linked]  # (L,): g / |p|
-        touched = None  # the proxies whose gradient is returned; None: all
-        if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not ctx.sparse_gradient:
-            matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
-            sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
+    With g = dL/ds of a link, s = x.p / |p|: dx = sum of g p / |p|; dp = sum of g (x - s p / |p|) / |p|. A `sparse`
+    gradient has the rows of linked proxies alone.
+    """
+    vectors = proxies.flatten(0, 1)  # (CN, D)
+    sample, column = (links.linked < len(vectors)).nonzero(as_tuple=True)  # (L,) each: all links, sample by sample
+    linked = links.linked[sample, column]  # (L,)
+    weights = slopes[sample, column] * links.inverse_lengths[linked]  # (L,): g / |p|
+    touched = None  # the proxies whose gradient is returned; None: all
+    if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not sparse:
+        matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
+        sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
+    else:
+        sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
+        proxy, order = linked.sort()  # (L,): the links of a proxy beside each other
+        if sparse:
+            touched, count = proxy.unique_consecutive(return_counts=True)
         else:
-            sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
-            proxy, order = linked.sort()  # (L,): the links of a proxy beside each other
-            if ctx.sparse_gradient:
-                touched, count = proxy.unique_consecutive(return_counts=True)
-            else:
-                count = proxy.bincount(minlength=len(vectors))
-            proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
-        along = torch.zeros_like(inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
-        along.index_add_(0, linked, weights * cosines)
-        _subtract(proxy_gradient, vectors, along * inverse_lengths, touched)
-        if touched is None:
-            proxy_gradient.resize_(proxies.shape)  # no view, so that autograd can add to it where it is
-        else:
-            class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
-            proxy_gradient = torch.sparse_coo_tensor(
-                class_and_place, proxy_gradient, proxies.shape, is_coalesced=True, check_invariants=False
-            )
-        return sample_gradient, proxy_gradient, None, None, None, None, None
+            count = proxy.bincount(minlength=len(vectors))
+        proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
+    along = torch.zeros_like(links.inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
+    along.index_add_(0, linked, weights * links.cosines[sample, column])
+    _subtract(proxy_gradient, vectors, along * links.inverse_lengths, touched)
+    if touched is None:
+        return sample_gradient, proxy_gradient.view_as(proxies)
+    class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
+    return sample_gradient, torch.sparse_coo_tensor(
+        class_and_place, proxy_gradient, proxies.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def _sums_of_rows(vectors: Tensor, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -199,61 +189,58 @@ def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor |
         gradient[part].addcmul_(chosen, factor[:, None], value=-1)
 
 
-def classify_proxies(proxies: Tensor, sampled: int | None = None, weight: float = 1.0) -> Tensor:
-    """A weight times L^p, the mean cross-entropy of proxies that all of them classify: (C, N, D), any length -> scalar.
+def classify_proxies(
+    proxies: Tensor,
+    inverse_lengths: Tensor,
+    sampled: int | None = None,
+    weight: float = 1.0,
+    gradient: Tensor | None = None,
+) -> Tensor:
+    """A weight times L^p, the mean cross-entropy of proxies (C, N, D) that all of them classify; 1 / length: (CN,).
 
     With `sampled`, the mean of so many proxies drawn at random: L^p on average; the classes they are told from are all.
+    To `gradient` (C, N, D) is added what the value has, part by part, while the softmax of a part is at hand.
+
+    Z^p = (P P^T) Y^p = P (P^T Y^p) takes products with the sums of classes (C, D), no (CN)^2 matrix.
     """
-    return _ClassifyProxies.apply(proxies, sampled, weight)
+    classes, per_class, _ = proxies.shape
+    vectors = proxies.flatten(0, 1)  # (CN, D)
+    sums = torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies)[:, 0]  # (C, D): P^T Y^p
+    everyone = sampled is None or sampled >= len(vectors)
+    order = torch.arange(len(vectors), device=vectors.device)
+    if not everyone:
+        order = torch.randperm(len(vectors), device=vectors.device)[:sampled]
+    drawn, scale = (vectors, inverse_lengths) if everyone else (vectors[order], inverse_lengths[order])
+    share = weight / len(drawn)
+    loss = vectors.new_zeros(())
+    rows_gradient = None if gradient is None else gradient.flatten(0, 1)  # (CN, D)
+    sum_gradient = torch.zeros_like(sums)
+    for part in parts(len(drawn), max(1, at_a_time(vectors) // classes)):
+        scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
+        log_probability = scores.log_softmax(dim=1)  # Eq. 10
+        own = (order[part] // per_class)[:, None]  # (rows, 1)
+        loss -= share * log_probability.gather(1, own).sum()  # Eq. 11
+        if gradient is None:
+            continue
+        error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
+        error.scatter_add_(1, own, error.new_full(own.shape, -1))
+        error *= share * scale[part, None]
+        if everyone:
+            rows_gradient[part].addmm_(error, sums)
+        else:
+            rows_gradient.index_add_(0, order[part], error @ sums)
+        sum_gradient.addmm_(error.T, drawn[part])
+    if gradient is not None:
+        gradient.addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
+        straighten(rows_gradient, vectors, inverse_lengths)
+    return loss
 
 
-class _ClassifyProxies(torch.autograd.Function):
-    """Z^p = (P P^T) Y^p = P (P^T Y^p) takes products with the sums of classes (C, D), no (CN)^2 matrix.
-
-    The gradient is made on the way forward, part by part, while the softmax of a part is at hand.
-    """
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, proxies: Tensor, sampled: int | None, weight: float) -> Tensor:
-        classes, per_class, _ = proxies.shape
-        vectors = proxies.flatten(0, 1)  # (CN, D)
-        inverse_lengths = torch.linalg.vector_norm(vectors, dim=1).clamp_min_(SHORTEST).reciprocal_()  # (CN,)
-        sums = torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies)[:, 0]  # (C, D): P^T Y^p
-        everyone = sampled is None or sampled >= len(vectors)
-        order = torch.arange(len(vectors), device=vectors.device)
-        if not everyone:
-            order = torch.randperm(len(vectors), device=vectors.device)[:sampled]
-        drawn, scale = (vectors, inverse_lengths) if everyone else (vectors[order], inverse_lengths[order])
-        share = weight / len(drawn)
-        loss = vectors.new_zeros(())
-        gradient, sum_gradient = torch.empty_like(drawn), torch.zeros_like(sums)
-        for part in parts(len(drawn), max(1, at_a_time(vectors) // classes)):
-            scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
-            log_probability = scores.log_softmax(dim=1)  # Eq. 10
-            own = (order[part] // per_class)[:, None]  # (rows, 1)
-            loss -= share * log_probability.gather(1, own).sum()  # Eq. 11
-            if ctx.needs_input_grad[0]:
-                error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
-                error.scatter_add_(1, own, error.new_full(own.shape, -1))
-                error *= share * scale[part, None]
-                torch.mm(error, sums, out=gradient[part])
-                sum_gradient.addmm_(error.T, drawn[part])
-        if ctx.needs_input_grad[0]:
-            if not everyone:
-                gradient = torch.zeros_like(vectors).index_copy_(0, order, gradient)
-            gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
-            for part in parts(len(vectors), _rows(vectors)):  # a unit proxy moves only at right angles to itself
-                along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()
-                gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
-            ctx.save_for_backward(gradient.view_as(proxies))
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (of_loss,) = ctx.saved_tensors
-        as_it_is = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy takes time
-        return of_loss if as_it_is else of_loss * gradient, None, None
+def straighten(gradient: Tensor, vectors: Tensor, inverse_lengths: Tensor) -> None:
+    """Take from each row of a gradient (P, D) what points along its vector, whose length makes no difference."""
+    for part in parts(len(vectors), _rows(vectors)):
+        along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()  # (rows,)
+        gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
 
 
 def at_a_time(vectors: Tensor) -> int:
