@@ -55,8 +55,8 @@ def assert_same(several: Run, one: Run, within: float) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "changes"),
-    [(2, {}), (3, {"loss": "ms", "batch_size": 20}), (2, {"warmup": (0,)})],
-    ids=["ProxyGML", "a pair loss, batches that do not divide", "a warm-up"],
+    [(2, {"warmup": (0,)}), (3, {"loss": "ms", "batch_size": 20})],
+    ids=["ProxyGML with a warm-up", "a pair loss in batches that do not divide"],
 )
 def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
     processes: int, changes: dict, tiny: Recipe, tmp_path: Path
