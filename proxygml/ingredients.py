@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 from torch import nn
@@ -19,6 +20,7 @@ from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, Mirrored
+from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
 
@@ -173,7 +175,12 @@ def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
     """The loss, for so many classes."""
     settings = {name: getattr(recipe, name) for name in OWN_SETTINGS} if recipe.loss == "proxygml" else {}
     settings |= parse_settings(recipe.loss_settings)
-    return losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings)
+    if recipe.shard and dist.is_initialized():
+        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, seed=recipe.seed, **settings)
+    loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings)
+    if recipe.shard:  # one process begins as several do
+        loss.proxies.data = first_proxies(loss.proxies.shape, 0, num_classes, recipe.seed)
+    return loss
 
 
 def remarks(recipe: Recipe) -> dict[str, str]:

@@ -79,6 +79,8 @@ class Recipe:
     """Multiplies the scores in the softmax over samples; 1 in the paper."""
     sparse_gradient: bool = False
     """Update linked proxies only, faster with very many classes; for adam and a proxy_weight of 0."""
+    shard: bool = False
+    """Spread the classes of proxygml over the processes, each of which then keeps the proxies of its own."""
     proxy_rows: int | None = None
     """Classify so many proxies, drawn at random, in the regulariser; None: all."""
 
@@ -147,6 +149,8 @@ class Recipe:
             raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
+        if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):
+            raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
         for name in (*rates, "ratio", "scale", "cache_gigabytes", "timeout"):

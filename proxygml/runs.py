@@ -98,6 +98,16 @@ class Run:
                 warnings.warn(f"{error}: {goes_on}", stacklevel=2)
         return load_checkpoint(previous) if previous.exists() else None
 
+    def shards(self, epoch: int) -> Path:
+        """Where the processes write the proxies that are spread over them, after so many epochs."""
+        return self.folder / f"proxies-{epoch:04d}"
+
+    def clear_shards(self, epoch: int, writes: bool) -> None:
+        """Before an epoch's are written: what an interrupted process left of them, and those of two epochs before."""
+        if writes:
+            for old in (epoch, epoch - 2):
+                shutil.rmtree(self.shards(old), ignore_errors=True)
+
     def save_best(self, state: dict) -> None:
         """Write best.pt: the weights to use."""
         with written_whole(self.folder / "best.pt") as path:

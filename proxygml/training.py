@@ -28,6 +28,7 @@ from proxygml.gathering import gather_rows
 from proxygml.judging import Judge
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, refuse_taken
+from proxygml.shards import load_shards, save_shards
 
 OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|distributed", re.IGNORECASE)  # errors of their connection
 Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
@@ -50,7 +51,10 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
     run = Run.open(Path(folder))
     fabric = ingredients.start_fabric(run.recipe)
-    return _Session(run.recipe, fabric, progress or _nobody_watches, checkpoint=run.load_last()).finish_together(run)
+    checkpoint = run.load_last()
+    if run.recipe.shard and checkpoint is not None:
+        checkpoint["shards"] = run.shards(len(checkpoint["log"]))
+    return _Session(run.recipe, fabric, progress or _nobody_watches, checkpoint).finish_together(run)
 
 
 def load_model(run: Run) -> Embedder:
@@ -173,7 +177,7 @@ class _Session:
 
     def _save_best(self, run: Run) -> None:
         if self.writes:
-            weights = {"model": self.model.state_dict(), "loss": self.loss.state_dict()}
+            weights = {"model": self.model.state_dict(), "loss": {} if self.recipe.shard else self.loss.state_dict()}
             run.save_best(weights | {"epoch": self.best["epoch"]})
 
     def _train_and_judge(self, epoch: int, run: Run) -> None:
@@ -199,7 +203,7 @@ class _Session:
         self.log.append(entry)
         if self.writes:
             run.write_log(self.log)
-            self._save_last(run)
+        self._save_last(run)
 
     def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
@@ -247,7 +251,7 @@ class _Session:
     def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
         embeddings = self.model(images)  # (b, D)
-        if self.fabric.world_size == 1:
+        if self.fabric.world_size == 1 or self.recipe.shard:  # which gathers them itself
             return self.loss(embeddings, labels)
         embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
         chance = self.fabric.broadcast(torch.get_rng_state())  # dropout has drawn differently for other images
@@ -278,11 +282,23 @@ class _Session:
         return kept
 
     def _save_last(self, run: Run) -> None:
+        """The first process writes everything but proxies that are spread, of which each writes its own before."""
+        optimizer, loss = self.optimizer.state_dict(), self.loss.state_dict()
+        if self.recipe.shard:
+            run.clear_shards(len(self.log), self.writes)
+            self.fabric.barrier()
+            save_shards(run.shards(len(self.log)), self._shards(), len(self.train_images.class_names))
+            self.fabric.barrier()
+            (place,) = optimizer["param_groups"][-1]["params"]
+            optimizer["state"][place] = {"step": optimizer["state"][place]["step"]}
+            loss = {}
+        if not self.writes:
+            return
         state = {
             "log": self.log,
             "model": self.model.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "loss": loss,
+            "optimizer": optimizer,
             "random_state": torch.get_rng_state(),
             "best": self.best,
             "scores": self.scores,
@@ -290,13 +306,26 @@ class _Session:
         }
         run.save_last(state)
 
+    def _shards(self) -> dict[str, Tensor]:
+        """The proxies here and Adam's moments of them: (classes here, N, D) each."""
+        proxies = self.loss.proxies
+        state = self.optimizer.state[proxies]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(proxies)
+        return {"proxies": proxies.data, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
     def _restore(self, checkpoint: dict) -> None:
         try:
             self.model.load_state_dict(checkpoint["model"])
-            self.loss.load_state_dict(checkpoint["loss"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            if not self.recipe.shard:
+                self.loss.load_state_dict(checkpoint["loss"])
         except (RuntimeError, ValueError) as error:
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
+        if self.recipe.shard:
+            classes = len(self.train_images.class_names)
+            load_shards(checkpoint["shards"], self._shards(), classes, checkpoint["processes"])
         before = checkpoint.get("processes", 1)
         if before != self.fabric.world_size:
             self.progress("processes", 0, 0, f"{self.fabric.world_size} instead of {before} go on with this run")

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "losses": set(),
     "optimizers": set(),
     "sampling": set(),
+    "shards": set(),
     "evaluation": set(),
     "embeddings": {"images"},
     "pictures": {"evaluation"},
@@ -32,7 +33,7 @@ MAY_IMPORT = {
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
     "training": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"),
-        *("evaluation", "embeddings", "pictures", "runs", "ingredients", "judging"),
+        *("evaluation", "embeddings", "pictures", "runs", "shards", "ingredients", "judging"),
     },
     "methods": set(),
     "experiments": {"recipes", "datasets", "backbones", "losses", "methods", "runs", "ingredients", "training"},

@@ -17,7 +17,7 @@ from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe
 
 NO_INFLUENCE = (  # on the scores of a run
-    *("data", "device", "workers", "devices", "nodes", "timeout"),
+    *("data", "device", "workers", "devices", "nodes", "shard", "timeout"),
     *("cache", "cache_gigabytes"),
 )
 

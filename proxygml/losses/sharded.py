@@ -46,15 +46,13 @@ class ShardedProxyGMLLoss(nn.Module):
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         same_everywhere({"num_classes": num_classes, "embedding_dim": embedding_dim, "seed": seed, **options}, group)
-        if num_classes < self.size:
-            raise ValueError(f"expected a class for each of {self.size} processes, got {num_classes} classes")
         with torch.device("meta"):  # its settings and checks, without its memory
             plain = ProxyGMLLoss(num_classes, embedding_dim, **options)
         self.num_classes, self.per_class, _ = plain.proxies.shape
         self.links, self.positive_bonus, self.mask_softmax = plain.links, plain.positive_bonus, plain.mask_softmax
         self.scale, self.proxy_weight = plain.scale, plain.proxy_weight
         self.sparse_gradient, self.proxy_rows = plain.sparse_gradient, plain.proxy_rows
-        self.first_class, last = (place * num_classes // self.size for place in (self.rank, self.rank + 1))
+        self.first_class, last = class_range(num_classes, self.rank, self.size)
         self.proxies = nn.Parameter(first_proxies(plain.proxies.shape, self.first_class, last, seed))
         self.last_terms: Terms | None = None
 
@@ -73,6 +71,14 @@ class ShardedProxyGMLLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"classes {self.first_class} to {self.first_class + len(self.proxies) - 1} of {self.num_classes}"
+
+
+def class_range(num_classes: int, rank: int, size: int) -> tuple[int, int]:
+    """The first class of a process and the first that it no longer has, as torch splits tensors over processes."""
+    most = -(-num_classes // size)
+    if (size - 1) * most >= num_classes:
+        raise ValueError(f"{num_classes} classes are too few for {size} processes to have some each: use fewer")
+    return rank * most, min((rank + 1) * most, num_classes)
 
 
 def first_proxies(shape: torch.Size, first: int, last: int, seed: int) -> Tensor:
@@ -200,7 +206,7 @@ class _Processes(NamedTuple):
         """Of each process, by rank, the sums of its classes (classes there, D)."""
         size, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         for owner in range(size):
-            count = (owner + 1) * self.num_classes // size - owner * self.num_classes // size
-            theirs = sums.clone() if owner == rank else sums.new_empty(count, sums.shape[1])
+            first, last = class_range(self.num_classes, owner, size)
+            theirs = sums.clone() if owner == rank else sums.new_empty(last - first, sums.shape[1])
             dist.broadcast(theirs, group=self.group, group_src=owner)
             yield owner, theirs
