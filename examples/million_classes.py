@@ -42,8 +42,8 @@ class Items:
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         """One item of each class (B,): (B, FEATURES)."""
-        telling = self.centres(classes) + 0.4 * torch.randn(len(classes), TELLING, generator=generator)
-        loud = 3 * torch.randn(len(classes), LOUD, generator=generator)
+        telling = self.centres(classes) + 0.7 * torch.randn(len(classes), TELLING, generator=generator)
+        loud = 2 * torch.randn(len(classes), LOUD, generator=generator)
         return torch.cat([telling, loud], dim=1) @ self.mixing
 
 
@@ -80,7 +80,7 @@ def main() -> None:
             own = torch.Generator().manual_seed(int(part[0]))
             loss.proxies[part - first, 0] = F.normalize(network(items.draw(part, own)), dim=1)
     optimizer = RowAdam(
-        [{"params": network.parameters(), "lr": 3e-3}, {"params": loss.parameters(), "lr": 1e-3}], fused=True
+        [{"params": network.parameters(), "lr": 5e-3}, {"params": loss.parameters(), "lr": 1e-3}], fused=True
     )
 
     chance = torch.Generator().manual_seed(3)

@@ -109,6 +109,8 @@ def embed(
         if broken:
             progress("skipped", 0, 0, f"{broken} images that cannot be read")
         result = training.embed_images(trained, images, progress=progress)
+    if not is_first_process():
+        return
     result.save(out)
     output.print(
         f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False, markup=False

@@ -31,12 +31,23 @@ MAY_IMPORT = {
     "runs": {"recipes"},
     "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"},
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
-    "training": {
+    "sessions": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"),
         *("evaluation", "embeddings", "pictures", "runs", "shards", "ingredients", "judging"),
     },
+    "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
     "methods": set(),
-    "experiments": {"recipes", "datasets", "backbones", "losses", "methods", "runs", "ingredients", "training"},
+    "experiments": {
+        "recipes",
+        "datasets",
+        "backbones",
+        "losses",
+        "methods",
+        "runs",
+        "ingredients",
+        "sessions",
+        "training",
+    },
     "display": {"losses", "recipes", "experiments"},
     "cli": None,  # anything
     "__main__": {"cli"},

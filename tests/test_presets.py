@@ -10,7 +10,8 @@ from proxygml import ingredients
 from proxygml.datasets import load
 from proxygml.recipes import PRESETS, Recipe
 from proxygml.runs import Run
-from proxygml.training import learning_rate_factor, train
+from proxygml.sessions import learning_rate_factor
+from proxygml.training import train
 from tests.datasets.conftest import cars_tree, cub_tree, genuine, sop_tree  # noqa: F401  (fixtures)
 
 PAPER = ["paper-cub", "paper-cars", "paper-sop"]

@@ -22,7 +22,8 @@ from proxygml.evaluation import evaluate
 from proxygml.ingredients import hold_out, load_images
 from proxygml.recipes import GLYPHS, Recipe
 from proxygml.runs import Run, load_checkpoint
-from proxygml.training import learning_rate_factor, load_model, resume, train
+from proxygml.sessions import learning_rate_factor
+from proxygml.training import load_model, resume, train
 
 
 def same_weights(left: Path, right: Path) -> None:
@@ -226,7 +227,7 @@ class TestHeldOutClasses:
         made_up = iter([0.2, 0.9, 0.5])
         _, test_images = load_images(tiny)
         scored_on_test = []
-        genuine = training.evaluation.evaluate
+        genuine = judging.evaluation.evaluate
 
         def evaluate(vectors: np.ndarray, labels: np.ndarray, **options: object):
             scores = genuine(vectors, labels, **options)
@@ -236,7 +237,7 @@ class TestHeldOutClasses:
             object.__setattr__(scores, "map_at_r", next(made_up))
             return scores
 
-        monkeypatch.setattr(training.evaluation, "evaluate", evaluate)
+        monkeypatch.setattr(judging.evaluation, "evaluate", evaluate)
         run = train(tiny, tmp_path / "run")
         assert run.scores["best_epoch"] == 2
         assert run.load_best()["epoch"] == 2

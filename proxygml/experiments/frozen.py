@@ -10,7 +10,7 @@ from proxygml import backbones, ingredients
 from proxygml.backbones.trunk import Trunk
 from proxygml.datasets import ImageList, maps
 from proxygml.recipes import Recipe
-from proxygml.training import Progress
+from proxygml.sessions import Progress
 
 BATCH = 64
 

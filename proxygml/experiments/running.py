@@ -18,7 +18,7 @@ from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
-from proxygml.training import Progress
+from proxygml.sessions import Progress
 
 
 def run_experiment(
