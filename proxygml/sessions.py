@@ -149,7 +149,7 @@ class Session:
             entry["held_out"] = verdict.to_json()
         tested = self.recipe.tested_epochs
         if epoch + 1 in tested or (tested and epoch + 1 == self.recipe.epochs):
-            test_scores = self.judge.score(self.model, self.test_images, "scoring test classes", cluster=True)
+            test_scores = self._test()
             entry["test"] = test_scores.to_json()
             verdict = verdict or test_scores
         entry["seconds"] = time.perf_counter() - started
@@ -160,6 +160,14 @@ class Session:
         if self.writes:
             run.write_log(self.log)
         self._save_last(run)
+
+    def _test(self) -> evaluation.Scores:
+        """The test classes as they are found now, and clustered too where they are found better than ever before."""
+        embeddings = self.judge.embed(self.model, self.test_images, "scoring test classes")
+        scores = self.judge.evaluate(embeddings, cluster=False)
+        first = f"recall@{self.recipe.recall_at[0]}"
+        highest = max((entry["test"][first] for entry in self.log if "test" in entry), default=-1)
+        return self.judge.evaluate(embeddings, cluster=True) if scores.to_json()[first] > highest else scores
 
     def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from proxygml.datasets.names import Names
+
 
 @dataclass(frozen=True)
 class ImageList:
@@ -36,6 +38,8 @@ class ImageList:
                 f"{len(self.class_names)} classes, got {len(present)} different labels"
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
+        if not isinstance(self.paths, Names):
+            object.__setattr__(self, "paths", Names(self.paths))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -73,7 +77,7 @@ class ImageList:
     def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> "ImageList":
         return replace(
             self,
-            paths=[self.paths[i] for i in chosen],
+            paths=self.paths.take(chosen),
             labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
             pixels=None if self.pixels is None else self.pixels[chosen],

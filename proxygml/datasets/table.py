@@ -5,12 +5,14 @@ import hashlib
 import io
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from proxygml.datasets import ImageList
+from proxygml.datasets.names import Names
 
 WHERE = "your own CSV or parquet file with the columns path, label and, where you want to choose, split"
 LICENCE = "yours"
@@ -30,31 +32,42 @@ def load(
         raise FileNotFoundError(f"no table {table}: expected a CSV or parquet file, see docs/datasets.md")
     root = table.parent if root is None else Path(root)
     read_rows = _read_parquet if table.suffix.lower() in (".parquet", ".pq") else _read_csv
-    paths: list[str] = []
+    paths, rows, hashes = Names(), array("q"), array("q")
     classes: list[str] = []
-    splits: list[str] = []
-    first_seen: dict[str, int] = {}  # path -> row
+    known: dict[str, str] = {}  # of equal names only the first is kept
+    for_testing: list[bool] = []
     for row, path, label, split in read_rows(table):
         where = f"{table.name}, row {row}"
         if not path or not label:
             raise ValueError(f"{where}: expected a path and a label, got path {path!r} and label {label!r}")
         path = path_below(path, root, where)
-        if first_seen.setdefault(path, row) != row:
-            # An image that is listed twice would be its own nearest neighbour and make every score too good.
-            raise ValueError(f"{where}: {path!r} already stands in row {first_seen[path]}, list every image once")
         if split is not None:
             split = split.lower()
             if split not in ("train", "test"):
                 raise ValueError(f"{where}: expected split train or test, got {split!r}")
-            splits.append(split)
+            for_testing.append(split == "test")
         paths.append(path)
-        classes.append(label)
+        rows.append(row)
+        hashes.append(hash(path))
+        classes.append(known.setdefault(label, label))
     if not paths:
         raise ValueError(f"{table} lists no images: expected a row for each image below the names of the columns")
-    if not splits:
-        test_classes = split_classes(set(classes), test_share=test_share, seed=seed)
-        splits = ["test" if name in test_classes else "train" for name in classes]
-    return divide(paths, classes, [split == "test" for split in splits], root=root)
+    _refuse_repeated(paths, rows, np.frombuffer(hashes, dtype=np.int64), table)
+    if not for_testing:
+        test_classes = split_classes(known, test_share=test_share, seed=seed)
+        for_testing = [name in test_classes for name in classes]
+    return divide(paths, classes, for_testing, root=root)
+
+
+def _refuse_repeated(paths: Names, rows: Sequence[int], hashes: np.ndarray, table: Path) -> None:
+    """An error where a path is listed twice: it would be its own nearest neighbour and make every score too good."""
+    _, of_path, count = np.unique(hashes, return_inverse=True, return_counts=True)
+    first_seen: dict[str, int] = {}  # path -> row
+    for place in np.flatnonzero(count[of_path] > 1).tolist():
+        first = first_seen.setdefault(paths[place], rows[place])
+        if first != rows[place]:
+            where = f"{table.name}, row {rows[place]}"
+            raise ValueError(f"{where}: {paths[place]!r} already stands in row {first}, list every image once")
 
 
 def divide(
@@ -72,14 +85,10 @@ def divide(
             f"{root}: expected images to train on and images to test on, got {len(paths) - tests} and {tests}: "
             f"the list was cut short or names one side only"
         )
+    paths = paths if isinstance(paths, Names) else Names(paths)
     train, test = (
-        image_list(
-            [path for path, own in zip(paths, for_testing, strict=True) if own == side],
-            [name for name, own in zip(classes, for_testing, strict=True) if own == side],
-            root=root,
-            class_names=class_names,
-        )
-        for side in (False, True)
+        image_list(paths.take(side), [classes[i] for i in side], root=root, class_names=class_names)
+        for side in (np.flatnonzero(np.equal(for_testing, own)) for own in (False, True))
     )
     return train, test
 

@@ -1,0 +1,61 @@
+"""Texts in one block of memory: a million paths are not a million objects."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+TOGETHER = 2**16  # texts that exist at a time while others are made of them
+
+
+class Names(Sequence):
+    """A sequence of texts that can only grow. Equal to any sequence of the same texts."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._block = bytearray()
+        self._ends = array("q")  # where each text ends
+        for text in texts:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        self._block += text.encode("utf-8", "surrogateescape")  # names of files may be no text
+        self._ends.append(len(self._block))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int | slice) -> "str | Names":
+        place = range(len(self))[index]
+        if isinstance(index, slice):
+            return self.take(np.array(place, dtype=np.int64))
+        return self._bytes(place).decode("utf-8", "surrogateescape")
+
+    def take(self, indices: np.ndarray) -> "Names":
+        """Those at some places, in the order of these."""
+        taken = Names()
+        lengths = np.diff(np.frombuffer(self._ends, dtype=np.int64), prepend=0)[indices]
+        taken._ends.frombytes(lengths.cumsum(dtype=np.int64).tobytes())
+        for start in range(0, len(indices), TOGETHER):
+            taken._block += b"".join(map(self._bytes, indices[start : start + TOGETHER].tolist()))
+        return taken
+
+    def _bytes(self, place: int) -> bytes:
+        return bytes(self._block[self._ends[place - 1] if place else 0 : self._ends[place]])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Names):
+            return self._ends == other._ends and self._block == other._block
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(own == theirs for own, theirs in zip(self, other, strict=True))
+
+    __hash__ = None
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(list(self), dtype=dtype or str)
+
+    def __repr__(self) -> str:
+        return f"Names({[self[place] for place in range(min(3, len(self)))]}{', ...' * (len(self) > 3)})"
