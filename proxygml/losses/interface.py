@@ -46,7 +46,9 @@ def highest_precision(*tensors: Tensor) -> torch.dtype:
     return precision
 
 
-def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int) -> Tensor:
+def checked_labels(
+    embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int, *, may_be_none: bool = False
+) -> Tensor:
     """The labels as int64 on the embeddings' device, once both are known to be usable."""
     for name, given in (("embeddings", embeddings), ("labels", labels)):
         if not isinstance(given, Tensor):
@@ -55,12 +57,14 @@ def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embeddi
         raise ValueError(f"expected embeddings of shape (batch, {embedding_dim}), got {tuple(embeddings.shape)}")
     if not embeddings.is_floating_point():
         raise ValueError(f"expected embeddings of a float type, got {embeddings.dtype}")
-    if len(embeddings) == 0:
+    if len(embeddings) == 0 and not may_be_none:
         raise ValueError("expected at least one embedding, got an empty batch")
     if labels.shape != embeddings.shape[:1]:
         raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
+    if len(embeddings) == 0:
+        return labels.to(embeddings.device, torch.int64)
     if not all(math.isfinite(extreme.item()) for extreme in embeddings.detach().aminmax()):  # NaN is both of them
         rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
         raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")

@@ -28,7 +28,8 @@ class ShardedProxyGMLLoss(nn.Module):
     Value and gradients are those of `ProxyGMLLoss` with the batches of all processes as one. `num_classes` and labels
     are of all classes; the parameter `proxies` (classes here, N, D) has the contiguous range from `first_class` on.
     Embeddings must come from a network in DistributedDataParallel, which takes the mean over processes; the proxies
-    must not, since each process has its own. `options` are those of `ProxyGMLLoss`; `seed` starts the proxies.
+    must not, since each process has its own. `seed` starts the proxies; all else is as in `ProxyGMLLoss`. A process may
+    have no embeddings in a batch, but has to take part in it.
     """
 
     def __init__(
@@ -36,34 +37,55 @@ class ShardedProxyGMLLoss(nn.Module):
         num_classes: int,
         embedding_dim: int,
         *,
-        group: dist.ProcessGroup | None = None,
+        proxies_per_class: int = 12,
+        ratio: float = 0.05,
+        links: int | None = None,
+        proxy_weight: float = 0.3,
+        positive_mask: bool = True,
+        mask_softmax: bool = True,
+        literal_mask: bool = False,
+        scale: float = 1.0,
+        sparse_gradient: bool = False,
+        proxy_rows: int | None = None,
         seed: int = 0,
-        **options: float | bool | None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise ValueError("expected several processes: start them with torchrun, or use ProxyGMLLoss in one")
+        settings = {
+            "num_classes": num_classes,
+            "embedding_dim": embedding_dim,
+            "proxies_per_class": proxies_per_class,
+            "ratio": ratio,
+            "links": links,
+            "proxy_weight": proxy_weight,
+            "positive_mask": positive_mask,
+            "mask_softmax": mask_softmax,
+            "literal_mask": literal_mask,
+            "scale": scale,
+            "sparse_gradient": sparse_gradient,
+            "proxy_rows": proxy_rows,
+        }
+        same_everywhere(settings | {"seed": seed}, group)
+        with torch.device("meta"):  # its checks and what it makes of its settings, without its memory
+            plain = ProxyGMLLoss(**settings)
+        self.num_classes, self.links, self.positive_bonus = num_classes, plain.links, plain.positive_bonus
+        self.mask_softmax, self.scale, self.proxy_weight = mask_softmax, scale, proxy_weight
+        self.sparse_gradient, self.proxy_rows = sparse_gradient, proxy_rows
         self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        same_everywhere({"num_classes": num_classes, "embedding_dim": embedding_dim, "seed": seed, **options}, group)
-        with torch.device("meta"):  # its settings and checks, without its memory
-            plain = ProxyGMLLoss(num_classes, embedding_dim, **options)
-        self.num_classes, self.per_class, _ = plain.proxies.shape
-        self.links, self.positive_bonus, self.mask_softmax = plain.links, plain.positive_bonus, plain.mask_softmax
-        self.scale, self.proxy_weight = plain.scale, plain.proxy_weight
-        self.sparse_gradient, self.proxy_rows = plain.sparse_gradient, plain.proxy_rows
-        self.first_class, last = class_range(num_classes, self.rank, self.size)
+        self.first_class, last = class_range(num_classes, dist.get_rank(group), dist.get_world_size(group))
         self.proxies = nn.Parameter(first_proxies(plain.proxies.shape, self.first_class, last, seed))
         self.last_terms: Terms | None = None
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the batches of all processes, the same on each."""
-        labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
+        labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2], may_be_none=True)
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True) - self.first_class  # (B,), 0 for the first class here
-            together = _Processes(self.links, self.num_classes, self.first_class, self.group)
+            together = _Processes(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
             loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, together)
         self.last_terms = Terms(*terms)
@@ -135,7 +157,6 @@ class _Processes(NamedTuple):
 
     links: int
     num_classes: int
-    first_class: int
     group: dist.ProcessGroup | None
 
     def among_all(self, ranks: Tensor) -> Tensor:

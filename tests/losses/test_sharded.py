@@ -31,9 +31,9 @@ OPTIONS = [
 
 
 def batch_of(size: int, rank: int, case: int) -> tuple[Tensor, Tensor]:
-    """Embeddings and labels of a process; their number differs between processes."""
+    """Embeddings and labels of a process; their number differs between processes, and some have none."""
     generator = torch.Generator().manual_seed(1000 * case + rank)
-    count = 5 if size == 1 else 1 + (rank + case) % 4
+    count = 5 if size == 1 else (rank + case) % 4
     return (
         torch.randn(count, DIMENSION, generator=generator, dtype=torch.float64),
         torch.randint(CLASSES, (count,), generator=generator),
