@@ -225,7 +225,8 @@ def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int
     method = losses.find(recipe.loss)
     chance = {"seed": recipe.seed, "epoch": epoch}
     if method.batches == "shuffled":
-        return sampling.shuffled(len(labels), recipe.batch_size, **chance)
+        order = sampling.streamed if recipe.dataset == "tar" else sampling.shuffled
+        return order(len(labels), recipe.batch_size, **chance)
     size = (recipe.batch_size, recipe.images_per_class or method.images_per_class)
     distances = getattr(loss, "class_distances", None)
     if method.batches == "neighbouring" and distances is not None:

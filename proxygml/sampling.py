@@ -4,15 +4,32 @@ import math
 
 import numpy as np
 
+RUN, WINDOW = 1024, 8  # neighbours that are read together, and how many such runs are mixed
+
 
 def shuffled(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
     """Every image once, in an order that (seed, epoch) decides; the last batch may be smaller, but holds two or more.
 
     A single image left over would have no batch statistics, so it joins the batch before it.
     """
-    order = np.random.default_rng((seed, epoch)).permutation(images)
-    cuts = list(range(batch_size, images, batch_size))
-    if cuts and images - cuts[-1] == 1:
+    return _cut(np.random.default_rng((seed, epoch)).permutation(images), batch_size)
+
+
+def streamed(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """Every image once, as `shuffled`, but from few places at a time: for images that are best read in their order.
+
+    Runs of RUN neighbours are put into a random order, and then images are shuffled among WINDOW runs that follow.
+    """
+    random = np.random.default_rng((seed, epoch))
+    runs = np.split(np.arange(images), range(RUN, images, RUN))
+    order = [runs[run] for run in random.permutation(len(runs))]
+    windows = [np.concatenate(order[start : start + WINDOW]) for start in range(0, len(order), WINDOW)]
+    return _cut(np.concatenate([random.permutation(window) for window in windows]), batch_size)
+
+
+def _cut(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    cuts = list(range(batch_size, len(order), batch_size))
+    if cuts and len(order) - cuts[-1] == 1:
         cuts.pop()
     return np.split(order, cuts)
 

@@ -84,7 +84,9 @@ class ImageList:
         )
 
 
-DATASETS = ("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "maps")  # each a module of this package
+DATASETS = (  # each a module of this package
+    *("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "tar", "maps"),
+)
 
 
 def load(
@@ -110,7 +112,8 @@ def load(
     if root is None:
         what = {"folder": "a folder of your images", "table": "your table of images"}.get(name, f"the folder of {name}")
         raise ValueError(f"expected {what} as --data: see docs/datasets.md")
-    both = module.load(Path(root), test_share=test_share) if name in ("folder", "table") else module.load(Path(root))
+    divided = name in ("folder", "table", "tar")  # by us
+    both = module.load(Path(root), test_share=test_share) if divided else module.load(Path(root))
     if classes is None:
         return both
     fewest = min(len(images.class_names) for images in both)

@@ -91,11 +91,12 @@ def _problems_among(images: ImageList, indices: Iterable[int], decode: bool, kee
 def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> str | None:
     """Why image `index` cannot be used, in one line, or None."""
     try:
-        status = os.stat(os.path.join(images.root or ".", images.paths[index]))
-        if not stat.S_ISREG(status.st_mode):
-            return "not a file"  # opening a pipe would wait for ever
-        if status.st_size == 0:
-            return "empty: the file has 0 bytes"
+        if images.open_file is Image.open:  # otherwise it is no file of its own
+            status = os.stat(os.path.join(images.root or ".", images.paths[index]))
+            if not stat.S_ISREG(status.st_mode):
+                return "not a file"  # opening a pipe would wait for ever
+            if status.st_size == 0:
+                return "empty: the file has 0 bytes"
         with images.open(index) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:

@@ -1,0 +1,113 @@
+"""Images in tar files, as WebDataset writes them: for each image its class in a file of the same name.
+
+key.jpg beside key.cls, a text that names the class, or beside key.json, {"label": ...}. Members are not unpacked; an
+image is read where it lies, and training goes through the files in long runs of neighbours, so that a disk that is far
+away reads ahead.
+"""
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image
+
+from proxygml.datasets import ImageList
+from proxygml.datasets.folder import ENDINGS
+from proxygml.datasets.names import Names
+from proxygml.datasets.table import divide, split_classes
+
+WHERE = "your own tar files of images with their classes, as WebDataset writes them"
+LICENCE = "yours"
+MOST_OF_A_LABEL = 2**16  # bytes
+
+
+def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
+    """What to train on and what to test on, from the tar files in `root`, or from a single one.
+
+    `test_share` of the classes are for testing, chosen by `split_classes`.
+    """
+    root = Path(root)
+    folder, files = (root, sorted(root.glob("*.tar"))) if root.is_dir() else (root.parent, [root])
+    if not files or not files[0].is_file():
+        raise FileNotFoundError(f"no tar files in {root}: expected some whose names end in .tar")
+    paths = Names()
+    classes: list[str] = []
+    known: dict[str, str] = {}  # of equal names only the first is kept
+    for file in files:
+        for name, offset, size, label in _samples(file):
+            paths.append(f"{file.name}/{name}@{offset}+{size}")
+            classes.append(known.setdefault(label, label))
+    if not classes:
+        raise ValueError(f"no images in {root}: expected members that end in {' '.join(ENDINGS)}")
+    test_classes = split_classes(known, test_share=test_share, seed=seed)
+    both = divide(paths, classes, [name in test_classes for name in classes], root=folder)
+    return tuple(ImageList(each.paths, each.labels, each.class_names, folder, open_file=open_member) for each in both)
+
+
+def open_member(path: Path) -> Image.Image:
+    """The image at folder/file.tar/name@offset+size."""
+    file, offset, size = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL).groups()
+    contents = os.pread(_opened(file), int(size), int(offset))
+    if len(contents) < int(size):
+        raise OSError(f"{file} ends before {path.name}: it was cut short since it was listed")
+    return Image.open(io.BytesIO(contents))
+
+
+@lru_cache(maxsize=64)
+def _opened(file: str) -> int:
+    return os.open(file, os.O_RDONLY)
+
+
+def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
+    """Name, place and size of every image in a tar file, and its class."""
+    key, image, label = None, None, None
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                if not member.isfile():
+                    continue
+                own_key, ending = _split(member.name)
+                if own_key != key:
+                    if key is not None and (image is not None or label is not None):
+                        yield _complete(file, key, image, label)
+                    key, image, label = own_key, None, None
+                if ending in ENDINGS:
+                    image = member.name, member.offset_data, member.size
+                elif ending in (".cls", ".json"):
+                    if member.size > MOST_OF_A_LABEL:
+                        raise ValueError(f"{file.name}: {member.name} has {member.size:,} bytes, too many for a class")
+                    label = _label(archive.extractfile(member).read(), ending, f"{file.name}: {member.name}")
+    except tarfile.TarError as error:
+        raise ValueError(f"{file} is no whole tar file: {error}") from error
+    if key is not None and (image is not None or label is not None):
+        yield _complete(file, key, image, label)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """folder/a.b.jpg -> folder/a and .b.jpg: for WebDataset an ending begins at the first dot of the last name."""
+    folder, slash, last = name.rpartition("/")
+    key, dot, ending = last.partition(".")
+    return f"{folder}{slash}{key}", f"{dot}{ending.lower()}"
+
+
+def _label(contents: bytes, ending: str, where: str) -> str:
+    try:
+        text = contents.decode()
+        label = str(json.loads(text)["label"]) if ending == ".json" else text
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{where}: expected a class, as text or as {{"label": ...}}, got {contents[:40]!r}') from error
+    if not label.strip():
+        raise ValueError(f"{where}: expected a class, got nothing")
+    return label.strip()
+
+
+def _complete(file: Path, key: str, image: tuple[str, int, int] | None, label: str | None) -> tuple[str, int, int, str]:
+    if image is None or label is None:
+        lacks = "an image" if image is None else "a class (.cls or .json)"
+        raise ValueError(f"{file.name}: {key} lacks {lacks}: expected both, one after the other")
+    return *image, label

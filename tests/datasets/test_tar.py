@@ -1,0 +1,116 @@
+"""Images in tar files: listed without unpacking, read where they lie, streamed without loss or repetition."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml import datasets, sampling
+from proxygml.datasets.check import find_problems
+from proxygml.recipes import GLYPHS
+from proxygml.training import train
+
+
+def add(archive: tarfile.TarFile, name: str, contents: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(contents)
+    archive.addfile(member, io.BytesIO(contents))
+
+
+def picture(shade: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (shade, 255 - shade, 90)).save(file, format="png")
+    return file.getvalue()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three files with images of eight classes, four each; the class as text or as JSON."""
+    for number in range(3):
+        with tarfile.open(tmp_path / f"part-{number}.tar", "w") as archive:
+            for image in range(number, 32, 3):
+                kind = f"kind {image % 8}"
+                if image % 2:
+                    add(archive, f"some/{image:03d}.json", f'{{"label": "{kind}", "more": 1}}'.encode())
+                    add(archive, f"some/{image:03d}.png", picture(7 * image))
+                else:
+                    add(archive, f"{image:03d}.PNG", picture(7 * image))
+                    add(archive, f"{image:03d}.cls", f"{kind}\n".encode())
+                add(archive, f"{image:03d}.seg.txt" if not image % 2 else f"some/{image:03d}.txt", b"of no use here")
+    return tmp_path
+
+
+def test_all_images_are_listed_with_their_classes_and_read_where_they_lie(shards: Path) -> None:
+    both = datasets.load("tar", shards)
+    assert [len(images) for images in both] == [16, 16]
+    names = [name for images in both for name in images.class_names]
+    assert sorted(names) == [f"kind {number}" for number in range(8)]
+    for images in both:
+        for index, path in enumerate(images.paths):
+            number = int(path.split("@")[0].split("/")[-1].split(".")[0])
+            assert images.class_names[images.labels[index]] == f"kind {number % 8}"
+            with images.open(index) as image:
+                assert image.getpixel((0, 0)) == (7 * number, 255 - 7 * number, 90)
+        assert find_problems(images, decode=True) == []
+    alone, _ = datasets.load("tar", shards / "part-0.tar", test_share=0.25)
+    assert {path.split("/")[0] for path in alone.paths} == {"part-0.tar"}
+
+
+def test_a_network_trains_on_them(shards: Path, tmp_path: Path) -> None:
+    recipe = GLYPHS.changed(
+        {"dataset": "tar", "data": str(shards), "image_size": 16, "held_out": 0.0, "epochs": 1, "ratio": 1.0}
+        | {"baselines": False, "workers": 2, "batch_size": 5}
+    )
+    run = train(recipe, tmp_path / "run")
+    assert run.scores["trained"]["images"] == 16
+
+
+@pytest.mark.parametrize(
+    ("member", "contents", "message"),
+    [
+        ("lost.png", picture(1), "lost lacks a class"),
+        ("lost.cls", b"kind 1", "lost lacks an image"),
+        ("wrong.json", b'{"kind": 1}', "expected a class, as text or as"),
+        ("empty.cls", b" \n", "expected a class, got nothing"),
+        ("long.cls", b"a" * 70_000, "too many for a class"),
+    ],
+)
+def test_a_member_that_is_wrong_is_named(shards: Path, member: str, contents: bytes, message: str) -> None:
+    with tarfile.open(shards / "part-3.tar", "w") as archive:
+        add(archive, member, contents)
+    with pytest.raises(ValueError, match=rf"part-3.tar: .*{message}"):
+        datasets.load("tar", shards)
+
+
+def test_files_that_are_cut_short_or_missing_are_told(shards: Path, tmp_path: Path) -> None:
+    images, _ = datasets.load("tar", shards)
+    whole = (shards / "part-2.tar").read_bytes()
+    (shards / "part-2.tar").write_bytes(whole[:700])
+    problems = find_problems(images, decode=True)
+    assert problems
+    assert all(problem.path.startswith("part-2.tar/") for problem in problems)
+    with pytest.raises(ValueError, match="no whole tar file"):
+        datasets.load("tar", shards)
+    with pytest.raises(FileNotFoundError, match="no tar files in"):
+        datasets.load("tar", tmp_path / "nothing")
+    with pytest.raises(ValueError, match="not cached"):
+        GLYPHS.changed({"dataset": "tar", "cache": "somewhere"})
+
+
+@pytest.mark.parametrize("images", [1, 2, 33, 5000, 20_001])
+def test_a_stream_has_every_image_once_and_few_places_at_a_time(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "RUN", 100)
+    monkeypatch.setattr(sampling, "WINDOW", 4)
+    orders = [np.concatenate(sampling.streamed(images, 32, seed=1, epoch=epoch)) for epoch in (0, 1)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(images))
+    assert images < 33 or not np.array_equal(*orders)
+    again = np.concatenate(sampling.streamed(images, 32, seed=1, epoch=0))
+    assert np.array_equal(orders[0], again)
+    for start in range(0, images, 400):
+        assert len(np.unique(orders[0][start : start + 400] // 100)) <= 8  # two windows at most
+    parts = [np.array_split(batch, 3) for batch in sampling.streamed(images, 32, seed=1, epoch=0)]
+    assert np.array_equal(np.sort(np.concatenate([rows for part in parts for rows in part])), np.arange(images))
