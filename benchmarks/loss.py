@@ -138,7 +138,7 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 def measure(case: Case, seconds: float, *, all_of_them: bool = True) -> dict:
     """Time and memory of every contender."""
     calls = contenders(case, all_of_them=all_of_them)
-    found = take_turns(calls, seconds)
+    found = take_turns(calls, seconds, least=3 if all_of_them else 2)
     for name, call in calls.items():
         found[name]["mb"] = round(peak_megabytes(call), 2)
     del calls
