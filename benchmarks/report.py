@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plots from results/bench/*.json.
+"""Writes docs/performance.md with its plots, and docs/scaling.md, from results/.
 
 python -m benchmarks.report
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from benchmarks import scaling
 from benchmarks.measuring import RESULTS, load
 from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
@@ -185,9 +186,10 @@ def main() -> None:
     loss = load("loss")
     draw(loss["by_classes"], "classes", "classes, D = 128, batch 32", RESULTS / "classes.png")
     draw(loss["by_batch"], "batch", "batch, 11,318 classes, D = 512", RESULTS / "batch.png")
-    with written_whole(PAGE) as draft:
-        draft.write_text(page())
-    print(f"written: {PAGE}")
+    for path, text in ((PAGE, page()), (scaling.PAGE, scaling.page())):
+        with written_whole(path) as draft:
+            draft.write_text(text)
+        print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     python -m benchmarks.scaling [--quick]
 
 Classes are spread over processes on this machine that talk by gloo; bytes are those of its loopback device, so nothing
-else should use it. Writes results/bench/scaling.json and from it docs/scaling.md.
+else should use it. Writes results/bench/scaling.json, of which `python -m benchmarks.report` makes docs/scaling.md.
 """
 
 import argparse
+import json
 import os
 import re
 import tempfile
@@ -22,11 +23,11 @@ from torch import nn
 from benchmarks.measuring import load, save, spread
 from proxygml import RowAdam, ShardedProxyGMLLoss
 from proxygml.experiments.tables import Table
-from proxygml.files import written_whole
 
 BATCH, DIMENSION, LINKS = 64, 128, 1000
 STEPS, WARM_UP = 20, 3
 PAGE = Path("docs/scaling.md")
+MILLION = Path("results/million_classes")
 TEXT = Path(__file__).with_name("scaling.md")
 
 
@@ -114,8 +115,31 @@ def table(cases: list[dict]) -> Table:
 def page() -> str:
     """The whole of docs/scaling.md."""
     found = load("scaling")
-    machine = found["made_by"]["machine"]
-    return TEXT.read_text().replace("{table}", table(found["cases"]).to_markdown()).replace("{machine}", machine)
+    filled = {
+        "{table}": table(found["cases"]).to_markdown(),
+        "{machine}": found["made_by"]["machine"],
+        "{million}": million().to_markdown(),
+    }
+    text = TEXT.read_text()
+    for place, contents in filled.items():
+        text = text.replace(place, contents)
+    return text
+
+
+def million() -> Table:
+    """What examples/million_classes.py found, on one process and on two."""
+    logs = [json.loads((MILLION / f"{processes}.json").read_text())["log"] for processes in (1, 2)]
+    rows = []
+    for one, two in zip(*logs, strict=True):
+        cells = [
+            cell
+            for entry in (one, two)
+            for cell in (f"{entry['seconds']:.0f}", f"{100 * entry['recall@1']:.1f}", f"{entry['gigabytes']:.2f}")
+        ]
+        rows.append((str(one["step"]), *cells))
+    columns = ("s", "Recall@1, %", "GB")
+    named = [f"{processes}: {column}" for processes in ("one process", "two processes") for column in columns]
+    return Table(("step", *named), tuple(rows))
 
 
 def main() -> None:
@@ -127,8 +151,6 @@ def main() -> None:
     Console(width=200).print(table(cases).to_markdown(), highlight=False)
     if not options.quick:
         print(f"written: {save('scaling', {'cases': cases})}")
-        with written_whole(PAGE) as draft:
-            draft.write_text(page())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, scaling
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
         ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "products alone"]),
         ("evaluation --quick", ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"]),
+        ("scaling --quick", ["bytes of a step", "10,000"]),
         ("choices --quick", ["as in the paper", "lambda 0", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",
@@ -33,6 +34,7 @@ def test_a_benchmark_shows_its_table(command: str, shown: list[str]) -> None:
         assert words in done.stdout
 
 
-def test_the_page_on_performance_is_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_on_performance_and_scaling_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert report.PAGE.read_text() == report.page(), "python -m benchmarks.report writes it"
+    assert scaling.PAGE.read_text() == scaling.page(), "python -m benchmarks.report writes it"
