@@ -1,6 +1,6 @@
 """Scoring embeddings of SOP's size: beside faiss, pytorch-metric-learning and the products that no exact way avoids.
 
-    python -m benchmarks.evaluation [--quick] [--threads N]
+    python -m benchmarks.evaluation [--quick] [--dry] [--threads N]
 
 60,502 made-up unit vectors of 512 numbers in 11,316 classes, about as hard as those of a trained network. Every
 contender also runs once in a process of its own, for its peak memory above the embeddings. Writes
@@ -105,6 +105,7 @@ def highest_megabytes() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the vectors")
+    parser.add_argument("--dry", action="store_true", help="write nothing")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="default: all cores")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -140,7 +141,8 @@ def main() -> None:
     if max(apart.values()) > 1:  # float32, in which the others compare, may turn a tie
         raise SystemExit(f"error: the contenders disagree by {max(apart.values()):.1f} queries")
     case = {"images": len(labels), "classes": ours["classes"], "dimension": DIMENSION}
-    print(f"written: {save('evaluation', {**case, 'contenders': found, 'scores': ours, 'queries_apart': apart})}")
+    if not options.dry:
+        print(f"written: {save('evaluation', {**case, 'contenders': found, 'scores': ours, 'queries_apart': apart})}")
 
 
 if __name__ == "__main__":
