@@ -7,7 +7,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 QUICK ?=
-QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 2)
+QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 
 .PHONY: run test lint format bench setup clean
 
