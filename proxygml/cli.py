@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import warnings
 from datetime import datetime
 from functools import partial
@@ -307,7 +308,7 @@ def _presets(arguments: list[str]) -> type:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command `proxygml`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments, parent = sys.argv[1:] if arguments is None else arguments, os.getppid()
     if arguments == ["--version"]:
         output.print(f"proxygml {__version__}", highlight=False)
         return
@@ -335,6 +336,10 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("PROXYGML_TRACEBACK"):
             raise
+        if not is_first_process():
+            time.sleep(2)  # where all have failed alike, the first has said so and has ended, or torchrun ends this one
+            if os.getppid() != parent:
+                sys.exit(1)
         expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
         what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
         messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
@@ -342,4 +347,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _show_warning(message: Warning | str, *where: object) -> None:
-    messages.print(f"warning: {message}", highlight=False, markup=False)
+    if is_first_process():
+        messages.print(f"warning: {message}", highlight=False, markup=False)

@@ -1,6 +1,7 @@
 """What a recipe asks for: its device, images, network, loss and optimizer."""
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -39,6 +40,7 @@ def start_fabric(recipe: Recipe) -> Fabric:
     nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else recipe.nodes
     strategy = "auto"
     if devices * nodes > 1:
+        warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated")  # its successor is too new
         # A warm-up leaves the trunk without gradients; statistics of batch normalisation are the same everywhere.
         strategy = DDPStrategy(
             find_unused_parameters=bool(recipe.warmup),
@@ -88,7 +90,7 @@ def usable(
 
 def training_cache(recipe: Recipe) -> Cache | None:
     """Where training images are kept decoded, if anywhere; test images never are, so that no score depends on it."""
-    if recipe.cache is None:
+    if recipe.cache is None or recipe.dataset == "tar":  # whose images are no files of their own
         return None
     return Cache(Path(recipe.cache), side=2 * recipe.image_size)  # a crop of a quarter of the area loses nothing
 

@@ -151,8 +151,6 @@ class Recipe:
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
         if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):
             raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
-        if self.dataset == "tar" and self.cache is not None:
-            raise ValueError("images in tar files are not cached: leave out cache")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
         for name in (*rates, "ratio", "scale", "cache_gigabytes", "timeout"):
