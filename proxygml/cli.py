@@ -331,7 +331,8 @@ def main(arguments: list[str] | None = None) -> None:
                 config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
             )
     except KeyboardInterrupt:
-        messages.print("stopped", highlight=False)
+        if is_first_process():
+            messages.print("stopped", highlight=False)
         sys.exit(130)
     except Exception as error:
         if os.environ.get("PROXYGML_TRACEBACK"):
