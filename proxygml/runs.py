@@ -123,17 +123,24 @@ class Run:
 
 def provenance() -> dict[str, str | None]:
     """What a result was made by: command, versions, commit (None outside a checkout) and machine."""
-    package = Path(__file__).parent
-    git = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    described = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
     return {
         "command": shlex.join(["proxygml", *sys.argv[1:]]),
         "proxygml": __version__,
-        "commit": described.stdout.strip() if described and described.returncode == 0 else None,
+        "commit": _commit(),
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
         + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
     }
+
+
+def _commit() -> str | None:
+    """The commit of this package, with "-dirty" where its own files were changed since; results may be."""
+    if not shutil.which("git"):
+        return None
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True)
+    return commit.stdout.strip() + "-dirty" * bool(changed.stdout) if commit.returncode == 0 else None
 
 
 def refuse_taken(folder: Path) -> None:
