@@ -225,6 +225,7 @@ def paper(
     seeds: int = 3,
     protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
+    executor: Literal["local", "ray", "slurm"] = "local",
     quick: bool = False,
     render: bool = False,
     report: bool = False,
@@ -244,12 +245,15 @@ def paper(
         protocol: As in the paper, where test classes choose the best epoch; or fair: settings are chosen on held-out
             training classes, with equal trials for all, and test classes are scored once.
         jobs: Runs at a time [default: one for each core, or one on a GPU].
+        executor: Where runs are made: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
+            (SBATCH_PARTITION and what else sbatch reads from its environment).
         quick: Two epochs on thirty classes, one seed, into runs/quick: does everything work?
         render: Draw from results/ alone.
         report: Write docs/results.md from results/.
     """
     from proxygml import experiments
     from proxygml.experiments import rendering, running
+    from proxygml.experiments.executors import Executor
 
     if report:
         output.print(rendering.write_report(), highlight=False)
@@ -275,7 +279,7 @@ def paper(
                 protocol=protocol,
                 quick=quick,
                 results=results,
-                jobs=jobs,
+                executor=Executor(executor, jobs),
                 progress=progress,
             )
     table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)

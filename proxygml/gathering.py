@@ -60,9 +60,10 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 def _summed(values: Tensor) -> Tensor:
-    values = values.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(values)
-    return values
+    device = "cuda" if dist.get_backend() == "nccl" else values.device  # nccl knows the memory of GPUs alone
+    total = values.to(device, copy=True, memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total.to(values.device)
 
 
 def same_everywhere(settings: dict[str, object], group: dist.ProcessGroup | None = None) -> None:

@@ -36,12 +36,15 @@ class Judge:
         return self.evaluate(self.embed(model, images, what), cluster=cluster)
 
     def evaluate(self, embeddings: Embeddings, *, cluster: bool) -> evaluation.Scores:
-        """The scores of embeddings, which the first of several processes finds for all."""
-        recipe, scores = self.recipe, None
-        if self.fabric.is_global_zero:
-            scores = evaluation.evaluate(
-                embeddings.vectors, embeddings.labels, recall_at=recipe.recall_at, cluster=cluster, seed=recipe.seed
-            )
+        """The scores of embeddings; of several processes each finds a part, and the first one clusters for all."""
+        scores = evaluation.evaluate(
+            embeddings.vectors,
+            embeddings.labels,
+            recall_at=self.recipe.recall_at,
+            cluster=cluster and self.fabric.is_global_zero,
+            seed=self.recipe.seed,
+            process=(self.fabric.global_rank, self.fabric.world_size),
+        )
         return self.fabric.broadcast(scores)
 
     def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:

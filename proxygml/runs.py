@@ -128,9 +128,14 @@ def provenance() -> dict[str, str | None]:
         "proxygml": __version__,
         "commit": _commit(),
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
-        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"),
+        "machine": machine(),
     }
+
+
+def machine() -> str:
+    """What this machine has."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
 def _commit() -> str | None:

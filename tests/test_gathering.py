@@ -9,11 +9,12 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
-from proxygml import backbones, losses
+from proxygml import backbones, evaluation, losses
 from proxygml.backbones.joint_norm import JointBatchNorm, join_batch_norms
 from proxygml.gathering import gather_rows
 
 STEPS, BATCH, CLASSES = 20, 7, 4
+WAYS = ("counted", "in a gallery", "searched")
 METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
 
 
@@ -35,6 +36,19 @@ def state(network: nn.Module, loss: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for module in (network, loss) for name, value in module.state_dict().items()}
 
 
+def scores(way: str, process: tuple[int, int] = (0, 1)) -> evaluation.Scores:
+    """The scores of random vectors, some of them equal, in blocks of 16."""
+    generator = torch.Generator().manual_seed(0)
+    classes, width = (2, 512) if way == "searched" else (40, 8)  # many positives in wide vectors are not counted
+    labels = torch.randint(classes, (280,), generator=generator)
+    vectors = torch.randn(classes, width, generator=generator)[labels]
+    vectors += torch.randn(vectors.shape, generator=generator)
+    vectors[30:40] = vectors[50:60]
+    sides = {"gallery": vectors[100:], "gallery_labels": labels[100:]} if way == "in a gallery" else {}
+    asking = slice(0, 100 if sides else None)
+    return evaluation.evaluate(vectors[asking], labels[asking], **sides, cluster=False, block=16, process=process)
+
+
 def work(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
@@ -53,6 +67,7 @@ def work(rank: int, size: int, folder: str) -> None:
             optimizer.step()
             values.append(value.item())
         found[method] = {"values": values, "state": state(network, loss)}
+    found["scores"] = {way: scores(way, (rank, size)).to_json() for way in WAYS}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -88,3 +103,11 @@ def test_joint_batch_normalisation_keeps_what_the_network_had_learned() -> None:
     join_batch_norms(network)
     assert any(isinstance(module, JointBatchNorm) for module in network.modules())
     torch.testing.assert_close(network(images), before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_that_compare_a_part_each_all_have_the_scores_of_one(found: list[dict], way: str) -> None:
+    expected = scores(way).to_json()
+    assert 0 < expected["map_at_r"] < 1
+    for process in found:
+        assert process["scores"][way] == expected

@@ -8,9 +8,9 @@ from lightning_fabric import seed_everything
 
 from proxygml import ingredients
 from proxygml.datasets import load
+from proxygml.learning import learning_rate_factor
 from proxygml.recipes import PRESETS, Recipe
 from proxygml.runs import Run
-from proxygml.sessions import learning_rate_factor
 from proxygml.training import train
 from tests.datasets.conftest import cars_tree, cub_tree, genuine, sop_tree  # noqa: F401  (fixtures)
 

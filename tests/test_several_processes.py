@@ -105,6 +105,28 @@ def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Reci
     torch.testing.assert_close(ours["head.weight"], theirs["head.weight"], atol=1e-4, rtol=0)
 
 
+def test_where_one_of_two_hangs_the_other_names_itself_and_its_step(tiny: Recipe, tmp_path: Path) -> None:
+    recipe, folder = tiny.changed({"epochs": 200, "timeout": 4.0}), tmp_path / "hangs"
+    words = [*COMMAND, "train", "glyphs", "--out", str(folder), *options(recipe), "--devices", "2"]
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen(words, stderr=said, env=ONE_THREAD)
+        deadline = time.monotonic() + 120
+        while not (folder / "last.pt").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGSTOP)
+        try:
+            assert process.wait(timeout=60) != 0
+        finally:
+            os.kill(int(child), signal.SIGCONT)
+        said.seek(0)
+        words = said.read()
+    place = r"process 0 of 2 no longer reaches the others since epoch \d+, step \d+"
+    assert re.search(place + r": one has ended or hangs \(.*time.*\)", words, re.IGNORECASE), words
+
+
 def test_processes_with_different_recipes_refuse(tiny: Recipe, tmp_path: Path) -> None:
     script = tmp_path / "differ.py"
     script.write_text(

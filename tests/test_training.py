@@ -20,9 +20,9 @@ from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
 from proxygml.ingredients import hold_out, load_images
+from proxygml.learning import learning_rate_factor
 from proxygml.recipes import GLYPHS, Recipe
 from proxygml.runs import Run, load_checkpoint
-from proxygml.sessions import learning_rate_factor
 from proxygml.training import load_model, resume, train
 
 

@@ -1,6 +1,5 @@
 """Trunks from the Hugging Face hub or a folder (`hf:NAME_OR_FOLDER`): ViT, DINOv2, CLIP's image side, ConvNeXt."""
 
-import importlib
 import inspect
 import json
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
+from proxygml.extras import library
 
 
 class Architecture(NamedTuple):
@@ -110,13 +110,7 @@ def pixel_statistics(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]
 
 
 def _transformers() -> ModuleType:
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        message = 'hf: backbones need transformers: pip install "proxygml[hub]"'
-        raise ModuleNotFoundError(message, name="transformers") from None
+    return library("transformers", extra="hub", user="an hf: backbone")
 
 
 def _read(path: Path) -> dict[str, object]:

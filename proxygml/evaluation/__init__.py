@@ -11,6 +11,7 @@ from proxygml.evaluation.clustering import nmi
 from proxygml.evaluation.ranks import ranks_of_positives
 from proxygml.evaluation.search import neighbours
 from proxygml.evaluation.vectors import integers, matrix
+from proxygml.gathering import sum_over_processes
 
 __all__ = ["Scores", "evaluate", "neighbours", "nmi"]
 
@@ -54,13 +55,16 @@ def evaluate(
     cluster: bool = True,
     seed: int = 0,
     block: int | None = None,
+    process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """Scores of vectors (M, D) with integer labels (M,), ranked by Euclidean distance (for unit vectors: by cosine).
 
     Every image is searched among all others, or in gallery (G, D) with gallery_labels (G,) where that is given; NMI
     is taken over the M images either way. A recall@n with n above the number of items is the recall of all items.
-    `progress` is told (images done, M) after every block, and then (iterations done, all) of k-means.
+    `progress` is told (images done, M) after every block, and then (iterations done, all) of k-means. Of several
+    processes, all of which call it with the same vectors, `process` (rank, how many) compares its part, and all have
+    the scores; k-means is not spread, and each may ask for it or not.
     """
     vectors = matrix(vectors, "vectors", least=1 if gallery is not None else 2)  # (M, D)
     gallery = None if gallery is None else matrix(gallery, "gallery", width=vectors.shape[1])  # (G, D)
@@ -76,9 +80,12 @@ def evaluate(
     sides = vectors, numbers[: len(vectors)], searched, numbers[len(vectors) :]
     positives = sides[3].bincount(minlength=len(numbers))[sides[1]] - int(gallery is None)  # (M,); R of each image
     depth, report = int(max(recall_at, default=1)), progress or (lambda done, total: None)
-    of_image = torch.empty(len(recall_at) + 2, len(vectors), dtype=torch.float64)  # (metrics, M)
-    for asking, ranks in ranks_of_positives(*sides, positives, depth=depth, block=block, progress=report):
+    of_image = torch.zeros(len(recall_at) + 2, len(vectors), dtype=torch.float64)  # (metrics, M)
+    known = ranks_of_positives(*sides, positives, depth=depth, block=block, process=process, progress=report)
+    for asking, ranks in known:
         of_image[:, asking] = _metrics(ranks, positives[asking], recall_at)
+    if process[1] > 1:
+        of_image = sum_over_processes(of_image)
     *recalls, precision, average_precision = of_image.mean(1).tolist()  # (metrics, M) -> (metrics,)
     agreement, start = nmi(vectors, labels, seed=seed, progress=report) if cluster else (None, None)
     return Scores(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from proxygml.evaluation.vectors import checked_block
+from proxygml.gathering import sum_over_processes
 
 
 def count_ranks(
@@ -24,12 +25,15 @@ def count_ranks(
     origin: Tensor,
     depth: int,
     block: int | None,
+    process: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> Tensor:
     """The ranks (P,) of the positives of all images; vectors and classes of both sides as in `ranks_of_positives`.
 
-    Where both sides are the same, a product serves both of its vectors: only half of all pairs are compared.
+    Where both sides are the same, a product serves both of its vectors: only half of all pairs are compared. Of several
+    processes each counts in other blocks, and what they have counted is added up.
     """
+    rank, processes = process
     alone = asking[0] is searched[0]
     items = _side(*searched, origin)
     images = items if alone else _side(*asking, origin)
@@ -39,6 +43,8 @@ def count_ranks(
     blocks = [slice(start, start + block) for start in range(0, len(items.classes), block)]
     buffer = torch.empty(min(block, len(images.classes)) * min(block, len(items.classes)))  # fresh memory is dear
     for number, start in enumerate(range(0, len(images.classes), block)):
+        if number % processes != rank:
+            continue
         rows = slice(start, start + block)
         left = images.rounded[rows]  # (B, D + 2)
         left = torch.cat([-left[:, :-2], left[:, -2:].flip(1)], 1)
@@ -52,7 +58,7 @@ def count_ranks(
                 row, column = _where(bounds <= tally.reach[columns])
                 tally.count(column + columns.start, row + rows.start, bounds[row, column])
         progress(min(rows.stop, len(positives)), len(positives))
-    return tally.ranks()
+    return tally.ranks(processes)
 
 
 def _met(blocks: list[slice], number: int) -> list[slice]:
@@ -202,8 +208,10 @@ class _Tally:
         ranks = self.gain.cumsum(0)  # (P,); counted from the first image on
         return ranks - torch.cat([ranks.new_zeros(1), ranks])[self.begin][self.image]
 
-    def ranks(self) -> Tensor:
-        """The ranks (P,), once all items have come."""
+    def ranks(self, processes: int) -> Tensor:
+        """The ranks (P,), once all items have come, to this process or to another."""
         if self.waiting:
             self._count_waiting()
+        if processes > 1:
+            self.gain = 1 + sum_over_processes(self.gain - 1)
         return self._ranks_so_far()

@@ -27,21 +27,25 @@ def ranks_of_positives(
     *,
     depth: int,
     block: int | None,
+    process: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[slice, Tensor]]:
     """Part by part: some images, by their place in (M,), and the ranks (P,) of their positives.
 
     Vectors (M, D) and searched (G, D) have classes from 0 on; where they are the same tensor, no image finds itself.
     `positives` (M,) are as many as each image has. Of a rank above R, or of the nearest positive's above both R and
-    `depth`, is only known that it is.
+    `depth`, is only known that it is. Of several processes each is given other images.
     """
     origin = middle(searched)  # (D,)
     if _countable(vectors, searched, positives, origin):
         sides = (vectors, classes), (searched, searched_classes)
-        yield slice(0, len(vectors)), count_ranks(*sides, positives, origin, depth, block, progress)
+        ranks = count_ranks(*sides, positives, origin, depth, block, process, progress)
+        rank, processes = process
+        mine = slice(len(vectors) * rank // processes, len(vectors) * (rank + 1) // processes)
+        yield mine, ranks[positives[: mine.start].sum() : positives[: mine.stop].sum()]
         return
     found = min(max(depth, int(positives.max())), len(searched) - (vectors is searched))  # K
-    for asking, indices, _ in nearest_in_blocks(vectors, searched, found, block):
+    for asking, indices, _ in nearest_in_blocks(vectors, searched, found, block, process):
         hits = searched_classes[indices] == classes[asking, None]  # (B, K)
         end = positives[asking].cumsum(0)  # (B,)
         image, column = hits.nonzero(as_tuple=True)

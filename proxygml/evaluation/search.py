@@ -29,11 +29,12 @@ def neighbours(
 
 
 def nearest_in_blocks(
-    queries: Tensor, searched: Tensor, count: int, block: int | None
+    queries: Tensor, searched: Tensor, count: int, block: int | None, process: tuple[int, int] = (0, 1)
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Block by block: the queries' place in (M,), their nearest items (B, K) in order, squared distances (B, K).
 
-    Where what is searched (G, D) are the queries (M, D), the same tensor, none finds itself.
+    Where what is searched (G, D) are the queries (M, D), the same tensor, none finds itself. Of several processes each
+    takes other blocks.
     """
     alone = queries is searched
     block = checked_block(min(max(2**23 // len(searched), 16), 1024) if block is None else block)
@@ -44,7 +45,8 @@ def nearest_in_blocks(
     first = first_equal(searched.numpy())  # (G,)
     copies = (first != torch.arange(len(first))).nonzero()[:, 0]
     buffer = torch.empty(min(block, len(queries)), len(searched), dtype=torch.float64)  # (B, G); fresh memory is dear
-    for start in range(0, len(queries), block):
+    rank, processes = process
+    for start in range(rank * block, len(queries), processes * block):
         asked = queries[start : start + block]  # (B, D)
         rank = torch.addmm(halves, asked, searched.T, alpha=-1, out=buffer[: len(asked)])  # (B, G); lacks |q|²/2
         if len(copies):  # a matrix product may round equal columns differently, by their place

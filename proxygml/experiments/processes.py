@@ -1,19 +1,14 @@
-"""Several runs at a time, each in a process of its own, and all of them gone when the command is, however it ends."""
+"""The runs of an experiment, several at a time, and what each found as soon as it is known."""
 
 import fcntl
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
-import warnings
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
+from proxygml.experiments.executors import Executor, Measure
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
 
@@ -38,65 +33,38 @@ def locked(folder: Path) -> Iterator[None]:
 
 def finished(
     recipes: Mapping[str, Recipe],
-    measure: Callable[[Recipe, Path], dict],
+    measure: Measure,
     *,
     work: Path,
-    jobs: int | None,
+    executor: Executor,
     progress: Callable[[int, str], None],
     alone: bool = False,
 ) -> Generator[tuple[str, dict], None, None]:
     """What `measure(recipe, work / name)` gave for each recipe, by name, as soon as it is known.
 
-    `jobs` of them are made at a time, None: one for each core, or one on a GPU; `alone` gives each a new process. To
-    close the generator ends them.
+    `alone` gives each a new process. To close the generator ends them.
     """
-    jobs = jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
-    made_by = provenance() | {"jobs": jobs}
+    made_by = provenance() | executor.to_json()
     epochs_done = 0
     failed: list[str] = []
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with threads may hang
-        initializer=_begin,
-        initargs=(jobs,),
-        max_tasks_per_child=1 if alone else None,
-    ) as pool:
-        try:
-            waiting: dict[Future, str] = {
-                pool.submit(measure, recipe, work / name): name for name, recipe in recipes.items()
-            }
-            while waiting:
-                ready, _ = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    name = waiting.pop(future)
-                    epochs_done += recipes[name].epochs
-                    try:
-                        found = future.result()
-                    except (ValueError, OSError) as error:  # the others shall not wait for it to be mended
-                        failed.append(f"{recipes[name].loss} with seed {recipes[name].seed}: {error}")
-                        continue
-                    yield name, found | {"made_by": made_by}
-                    shutil.rmtree(work / name, ignore_errors=True)
-                under_way = sum(len(Run(work / name).log) for name in waiting.values())
-                progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-                process.join()  # the folder is its own until it is gone
-            raise
+    with executor.start(measure, recipes, work, alone=alone) as (tasks, lost):
+        waiting = dict(tasks)
+        while waiting:
+            time.sleep(0.2)
+            for name in [name for name, task in waiting.items() if task.done()]:
+                recipe = recipes[name]
+                epochs_done += recipe.epochs
+                try:
+                    found = waiting.pop(name).result()
+                except lost as error:
+                    found = {"failed": f"it ended without a result ({str(error).strip().splitlines()[-1]})"}
+                if "failed" in found:  # the others shall not wait for it to be mended
+                    failed.append(f"{recipe.loss} with seed {recipe.seed}: {found['failed']}")
+                    continue
+                on = {"machine": found.pop("machine")}
+                yield name, found | {"made_by": made_by | on}
+                shutil.rmtree(work / name, ignore_errors=True)
+            under_way = sum(len(Run(work / name).log) for name in waiting)
+            progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
     if failed:
         raise ValueError(f"{len(failed)} of {len(recipes)} runs failed, first {failed[0]}")
-
-
-def _begin(jobs: int) -> None:
-    """In each process: a share of the cores, and an end without a word when the experiment is stopped."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    warnings.simplefilter("ignore")  # some arms are settings that the loss warns of
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_the_command, daemon=True).start()
-
-
-def _end_with_the_command() -> None:
-    multiprocessing.parent_process().join()  # also where it was killed and could end nothing itself
-    os._exit(1)

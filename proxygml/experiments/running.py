@@ -4,12 +4,13 @@ A run that was interrupted goes on after its last epoch; one that another experi
 """
 
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
 from proxygml import training
 from proxygml.experiments import find
+from proxygml.experiments.executors import Executor, Measure
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
 from proxygml.experiments.frozen import make_maps
 from proxygml.experiments.processes import finished, locked
@@ -30,7 +31,7 @@ def run_experiment(
     protocol: str = "paper",
     quick: bool,
     results: Path,
-    jobs: int | None,
+    executor: Executor,
     progress: Progress,
 ) -> None:
     """Make what results/ lacks of an experiment.
@@ -43,14 +44,17 @@ def run_experiment(
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
-    work, jobs = Path("runs/quick" if quick else "runs/paper"), 1 if measure else jobs
+    if executor.kind != "local" and measure is not None:
+        raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
+    executor = Executor(jobs=1) if measure else executor
+    work = Path("runs/quick" if quick else "runs/paper")
     with locked(work):
         if setting.first_stage is not None:
             photos = setting.recipe.changed({"data": data})
             make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
         if protocol == "fair":
             plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-            arms = _tuned(dataset, plain, quick, results, work, jobs, progress)
+            arms = _tuned(dataset, plain, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
         else:
             arms = arms_as_in_the_paper(experiment, base)
@@ -61,7 +65,7 @@ def run_experiment(
             seeds,
             results=results,
             work=work,
-            jobs=jobs,
+            executor=executor,
             measure=measure,
             alone=measure is not None and not quick,
             progress=progress,
@@ -83,7 +87,7 @@ def _tuned(
     quick: bool,
     results: Path,
     work: Path,
-    jobs: int | None,
+    executor: Executor,
     progress: Progress,
 ) -> dict[str, Recipe]:
     def finish(recipes: Mapping[str, Recipe], note: str) -> Generator[tuple[str, dict], None, None]:
@@ -92,7 +96,7 @@ def _tuned(
         def told(done: int, which: str) -> None:
             progress(f"choosing settings, {note}", done, total, which)
 
-        return finished(recipes, train_or_fail, work=work, jobs=jobs, progress=told)
+        return finished(recipes, train_or_fail, work=work, executor=executor, progress=told)
 
     return tuned(dataset, arms, results=results, trials=2 if quick else TRIALS, finish=finish)
 
@@ -105,8 +109,8 @@ def run_missing(
     *,
     results: Path,
     work: Path,
-    jobs: int | None = None,
-    measure: Callable[[Recipe, Path], dict] | None = None,
+    executor: Executor,
+    measure: Measure | None = None,
     alone: bool = False,
     progress: Progress,
 ) -> None:
@@ -144,7 +148,7 @@ def run_missing(
     def told(done: int, note: str) -> None:
         progress(experiment, done, total, note)
 
-    made = finished(recipes, measure or train_or_resume, work=work, jobs=jobs, progress=told, alone=alone)
+    made = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=told, alone=alone)
     with closing(made):  # where a result cannot be kept, nothing trains on
         for mark, run in made:
             runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]

@@ -4,7 +4,6 @@ Trials are kept in results/tuning/DATASET.json, from which the search goes on wh
 follow from the trials before it alone.
 """
 
-import importlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType
 
 from proxygml import losses
 from proxygml.experiments.found import fingerprint, load_runs, results_file, save_runs
+from proxygml.extras import library
 from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe, parse_settings
 
@@ -116,11 +116,7 @@ def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dic
 
 
 def _optuna() -> ModuleType:
-    try:
-        optuna = importlib.import_module("optuna")
-    except ModuleNotFoundError as error:
-        message = 'the fair protocol needs Optuna: pip install "proxygml[paper]"'
-        raise ModuleNotFoundError(message, name="optuna") from error
+    optuna = library("optuna", extra="paper", user="the fair protocol")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -46,10 +46,15 @@ def highest_precision(*tensors: Tensor) -> torch.dtype:
     return precision
 
 
-def checked_labels(
-    embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int, *, may_be_none: bool = False
-) -> Tensor:
+def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int) -> Tensor:
     """The labels as int64 on the embeddings' device, once both are known to be usable."""
+    labels = checked_shapes(embeddings, labels, embedding_dim)
+    check_values(embeddings, labels, num_classes)
+    return labels
+
+
+def checked_shapes(embeddings: Tensor, labels: Tensor, embedding_dim: int) -> Tensor:
+    """The labels as int64 on the embeddings' device, once both are known to be of the right types and shapes."""
     for name, given in (("embeddings", embeddings), ("labels", labels)):
         if not isinstance(given, Tensor):
             raise ValueError(f"expected {name} as a tensor, got {type(given).__name__}")
@@ -57,22 +62,23 @@ def checked_labels(
         raise ValueError(f"expected embeddings of shape (batch, {embedding_dim}), got {tuple(embeddings.shape)}")
     if not embeddings.is_floating_point():
         raise ValueError(f"expected embeddings of a float type, got {embeddings.dtype}")
-    if len(embeddings) == 0 and not may_be_none:
-        raise ValueError("expected at least one embedding, got an empty batch")
     if labels.shape != embeddings.shape[:1]:
         raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
+    return labels.to(embeddings.device, torch.int64)
+
+
+def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> None:
+    """An error where embeddings are none or not finite, or a label is of no class."""
     if len(embeddings) == 0:
-        return labels.to(embeddings.device, torch.int64)
+        raise ValueError("expected at least one embedding, got an empty batch")
     if not all(math.isfinite(extreme.item()) for extreme in embeddings.detach().aminmax()):  # NaN is both of them
         rows = (~torch.isfinite(embeddings)).any(dim=1).sum().item()
         raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
-    labels = labels.to(embeddings.device, torch.int64)
     lowest, highest = (label.item() for label in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
-    return labels
 
 
 def require_whole(**settings: int) -> None:

@@ -180,7 +180,10 @@ class Equations(torch.autograd.Function):
         gradients = [None, None]
         if any(ctx.needs_input_grad):  # dL^s/dW: a link moves the score of its class
             slopes = settings.scale * slope.gather(1, column)
-            gradients = link_gradients(samples, proxies, links, slopes, sparse=settings.sparse_gradient)
+            straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
+            gradients = link_gradients(
+                samples, proxies, links, slopes, sparse=settings.sparse_gradient, straight=straight
+            )
 
         loss, proxy_loss = sample_loss.clone(), None
         if settings.proxy_weight > 0:  # Eq. 8 to 11: lambda L^p

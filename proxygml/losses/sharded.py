@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.gathering import gather_rows, same_everywhere
-from proxygml.losses.interface import checked_labels, highest_precision
+from proxygml.losses.interface import check_values, checked_shapes, highest_precision
 from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
 from proxygml.losses.subgraphs import at_a_time, parts, straighten
 
@@ -80,11 +80,13 @@ class ShardedProxyGMLLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the batches of all processes, the same on each."""
-        labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2], may_be_none=True)
+        labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group, shared=True)  # (B, D)
-            labels = gather_rows(labels, self.group, shared=True) - self.first_class  # (B,), 0 for the first class here
+            labels = gather_rows(labels, self.group, shared=True)  # (B,)
+            check_values(samples, labels, self.num_classes)  # on all processes alike, so that none waits for another
+            labels = labels - self.first_class  # 0 for the first class here
             together = _Processes(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
             loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, together)

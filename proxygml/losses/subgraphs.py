@@ -55,12 +55,13 @@ def link(
 
 
 def link_gradients(
-    samples: Tensor, proxies: Tensor, links: Links, slopes: Tensor, *, sparse: bool
+    samples: Tensor, proxies: Tensor, links: Links, slopes: Tensor, *, sparse: bool, straight: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of samples (B, D) and proxies (C, N, D), by the chain rule from those of the cosines (B, k).
 
     With g = dL/ds of a link, s = x.p / |p|: dx = sum of g p / |p|; dp = sum of g (x - s p / |p|) / |p|. A `sparse`
-    gradient has the rows of linked proxies alone.
+    gradient has the rows of linked proxies alone. One that is not `straight` lacks the term along p, which
+    `straighten` gives it.
     """
     vectors = proxies.flatten(0, 1)  # (CN, D)
     sample, column = (links.linked < len(vectors)).nonzero(as_tuple=True)  # (L,) each: all links, sample by sample
@@ -78,9 +79,10 @@ def link_gradients(
         else:
             count = proxy.bincount(minlength=len(vectors))
         proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
-    along = torch.zeros_like(links.inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
-    along.index_add_(0, linked, weights * links.cosines[sample, column])
-    _subtract(proxy_gradient, vectors, along * links.inverse_lengths, touched)
+    if straight:
+        along = torch.zeros_like(links.inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
+        along.index_add_(0, linked, weights * links.cosines[sample, column])
+        _subtract(proxy_gradient, vectors, along * links.inverse_lengths, touched)
     if touched is None:
         return sample_gradient, proxy_gradient.view_as(proxies)
     class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
@@ -199,7 +201,8 @@ def classify_proxies(
     """A weight times L^p, the mean cross-entropy of proxies (C, N, D) that all of them classify; 1 / length: (CN,).
 
     With `sampled`, the mean of so many proxies drawn at random: L^p on average; the classes they are told from are all.
-    To `gradient` (C, N, D) is added what the value has, part by part, while the softmax of a part is at hand.
+    To `gradient` (C, N, D) is added what the value has, part by part, while the softmax of a part is at hand; and the
+    whole is straightened.
 
     Z^p = (P P^T) Y^p = P (P^T Y^p) takes products with the sums of classes (C, D), no (CN)^2 matrix.
     """

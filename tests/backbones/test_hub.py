@@ -181,5 +181,5 @@ def test_weights_that_lack_a_layer_are_refused_by_name(transformers, tmp_path):
 
 def test_without_transformers_the_error_says_how_to_install_it(monkeypatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r'need transformers: pip install "proxygml\[hub\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'needs transformers: pip install "proxygml\[hub\]"'):
         Hub(str(tmp_path))

@@ -9,6 +9,7 @@ import pytest
 
 from proxygml import cli, losses, methods
 from proxygml.experiments import EXPERIMENTS, comparison, find, modules, processes, proxies, running
+from proxygml.experiments.executors import Executor
 from proxygml.experiments.found import Found, fingerprint
 from proxygml.experiments.rendering import render, report
 from proxygml.experiments.settings import SETTINGS, base_recipe
@@ -102,6 +103,7 @@ def test_results_of_other_settings_do_not_stand_under_an_arms_name(tmp_path: Pat
         [1],
         results=tmp_path,
         work=tmp_path / "work",
+        executor=Executor(),
         progress=lambda *_: None,
     )
     assert [run["seed"] for run in running.load_runs(tmp_path / "modules/glyphs.json")] == [1]
@@ -186,7 +188,7 @@ def test_one_run_that_fails_does_not_keep_the_others_from_being_made(tmp_path: P
     base = SETTINGS["glyphs"].recipe.changed({"classes": 20, "epochs": 1, "embedding_dim": 8, "test": False})
     base = base.changed({"held_out": 0.0, "tested_epochs": (1,), "baselines": False, "ratio": 0.5})
     arms = {"overflows": base.changed({"learning_rate": 1e30, "embedding_dim": 9}), "learns": base}
-    where = {"results": tmp_path, "work": tmp_path / "work", "jobs": 2, "progress": lambda *_: None}
+    where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(jobs=2), "progress": lambda *_: None}
     with pytest.raises(ValueError, match=r"1 of 2 runs failed, first proxygml with seed 0: .*"):
         running.run_missing("modules", "glyphs", arms, [0], **where)
     (run,) = running.load_runs(tmp_path / "modules/glyphs.json")

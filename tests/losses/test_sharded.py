@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,12 +90,21 @@ def work(rank: int, size: int, folder: str) -> None:
     (gathered * (rank + 1)).sum().backward()
     found["gathered"], found["of rows"] = gathered.detach(), rows.grad
     found["started"] = ShardedProxyGMLLoss(3000, 2, proxies_per_class=2, seed=7, links=50).proxies.detach()
-    try:
-        ShardedProxyGMLLoss(CLASSES + (rank == size - 1), DIMENSION)
-    except ValueError as error:
-        found["refused"] = str(error)
+    found["refused"] = refusal(lambda: ShardedProxyGMLLoss(CLASSES + (rank == size - 1), DIMENSION))
+    loss, last = ShardedProxyGMLLoss(CLASSES, DIMENSION), rank == size - 1
+    embeddings, labels = torch.ones(2, DIMENSION), torch.tensor([0, 1])
+    found["no class"] = refusal(lambda: loss(embeddings, labels + CLASSES * last))
+    found["no number"] = refusal(lambda: loss(embeddings * (math.nan if last else 1), labels))
+    found["no batch"] = refusal(lambda: loss(embeddings[:0], labels[:0]))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
 
 
 def whole_ranks(case: int) -> Tensor:
@@ -192,10 +201,18 @@ def test_classes_start_with_the_same_proxies_however_many_processes_hold_them(fo
 def test_processes_with_different_settings_all_refuse(found: list[dict]) -> None:
     for process in found:
         if len(found) == 1:
-            assert "refused" not in process
+            assert process["refused"] is None
         else:
             assert process["refused"].startswith("expected the same settings on all processes, got on ranks 0 and")
             assert "num_classes 11 and 12" in process["refused"]
+
+
+def test_a_batch_that_one_process_cannot_use_all_refuse_with_the_same_words(found: list[dict]) -> None:
+    rows, lowest = 2 * len(found), CLASSES if len(found) == 1 else 0
+    for process in found:
+        assert process["no class"] == f"expected labels in 0..10, got {lowest}..12: number the classes from 0"
+        assert process["no number"] == f"expected finite embeddings, got NaN or infinity in 2 of {rows} rows"
+        assert process["no batch"] == "expected at least one embedding, got an empty batch"
 
 
 def test_one_process_without_a_group_is_told_to_use_the_plain_loss() -> None:

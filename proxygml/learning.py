@@ -1,0 +1,176 @@
+"""A network that learns: epoch by epoch, in one process or in several that share each batch; and its state."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from proxygml import ingredients
+from proxygml.backbones.joint_norm import join_batch_norms
+from proxygml.datasets import ImageList
+from proxygml.gathering import gather_rows
+from proxygml.recipes import Recipe
+from proxygml.shards import load_shards, save_shards
+
+
+def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
+    """What the learning rates are multiplied by at this (fractional) epoch."""
+    if recipe.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
+    return recipe.decay_factor ** sum(epoch >= milestone for milestone in recipe.decay)
+
+
+class Learner:
+    """Network, loss and optimizer, and the images they learn from.
+
+    Of several processes each has its part of a batch, and from all embeddings the loss of the whole batch.
+    """
+
+    def __init__(self, recipe: Recipe, fabric: Fabric, model: nn.Module, images: ImageList) -> None:
+        self.recipe, self.fabric, self.images = recipe, fabric, images
+        self.place = "the beginning"
+        loss = ingredients.build_loss(recipe, len(images.class_names))
+        # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
+        ingredients.draw_batches(recipe, images.labels, loss, epoch=0)
+        with torch.no_grad():
+            model.eval()(ingredients.test_crops(recipe, images)[0][0][None])
+        if hasattr(loss, "watch"):
+            if fabric.world_size > 1:
+                raise ValueError(f"{recipe.loss} runs the network itself, which processes cannot share: use one")
+            loss.watch(model)
+        optimizer = ingredients.build_optimizer(recipe, model, loss)
+        self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
+        if fabric.world_size > 1:
+            join_batch_norms(model)
+        self.model, self.loss = fabric.setup_module(model), loss.to(fabric.device)
+        self.optimizer = fabric.setup_optimizers(optimizer)
+
+    def train_epoch(
+        self,
+        epoch: int,
+        *,
+        embed: Callable[[], tuple[Tensor, Tensor]],
+        progress: Callable[[int, int, float], None],
+    ) -> dict[str, float]:
+        """Every training image once; mean losses and the learning rates at the end.
+
+        `embed` gives embeddings (M, D) and labels (M,) of all training images to a loss that asks for them; `progress`
+        is told (step, of how many in all epochs, loss).
+        """
+        recipe, optimizer = self.recipe, self.optimizer
+        if hasattr(self.loss, "begin_epoch"):
+            self.loss.begin_epoch(epoch, embed)
+        self.model.train()
+        if recipe.freeze_batch_norm:
+            _keep_statistics(self.model)
+        for name in recipe.frozen:
+            for module in self.model.trunk.modules_of(name):
+                _keep_statistics(module)
+        for parameter in self.trunk:
+            parameter.requires_grad_(epoch not in recipe.warmup)
+
+        batches = ingredients.draw_batches(recipe, self.images.labels, self.loss, epoch)
+        sums: dict[str, float] = {}
+        for step, (images, labels) in enumerate(self._load(batches, epoch)):
+            self.place = f"epoch {epoch + 1}, step {step + 1}"
+            factor = learning_rate_factor(recipe, epoch + step / len(batches))
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_rate"] * factor
+            value = self._loss_of(images.to(self.fabric.device), labels.to(self.fabric.device))
+            if not math.isfinite(value.item()):
+                raise ValueError(f"the loss became {value.item()} in epoch {epoch + 1}: lower learning_rate")
+            optimizer.zero_grad()
+            self.fabric.backward(value)
+            optimizer.step()
+            for name, term in _terms(self.loss, value):
+                sums[name] = sums.get(name, 0.0) + term * len(batches[step])
+            progress(epoch * len(batches) + step + 1, recipe.epochs * len(batches), value.item())
+        seen = sum(map(len, batches))
+        means = {name: total / seen for name, total in sums.items()}
+        return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
+
+    def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
+        embeddings = self.model(images)  # (b, D)
+        if self.fabric.world_size == 1 or self.recipe.shard:  # which gathers them itself
+            return self.loss(embeddings, labels)
+        embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
+        chance = self.fabric.broadcast(torch.get_rng_state())  # dropout has drawn differently for other images
+        with torch.random.fork_rng(devices=[]):  # what the loss draws at random is the same everywhere
+            torch.set_rng_state(chance)
+            return self.loss(embeddings, labels)
+
+    def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each batch of an epoch the part of this process: images (b, 3, H, W), labels (b,); it may be empty."""
+        crops = ingredients.training_crops(self.recipe, self.images, epoch)
+        parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
+        collate = partial(_collate, crops=crops)
+        return iter(DataLoader(crops, batch_sampler=parts, num_workers=self.recipe.workers, collate_fn=collate))
+
+    def weights(self) -> dict[str, dict]:
+        """What is trained, but for proxies that are spread over processes."""
+        return {"model": self.model.state_dict(), "loss": {} if self.recipe.shard else self.loss.state_dict()}
+
+    def state(self) -> dict:
+        """What `restore` needs; of proxies that are spread each process keeps its own with `save_shards`."""
+        optimizer = self.optimizer.state_dict()
+        if self.recipe.shard:
+            (place,) = optimizer["param_groups"][-1]["params"]
+            optimizer["state"][place] = {"step": optimizer["state"][place]["step"]}
+        return self.weights() | {
+            "optimizer": optimizer,
+            "random_state": torch.get_rng_state(),
+            "processes": self.fabric.world_size,
+        }
+
+    def save_shards(self, folder: Path) -> None:
+        save_shards(folder, self._shards(), len(self.images.class_names))
+
+    def restore(self, state: dict) -> None:
+        """Go on from a state; proxies that are spread lie in its folder "shards"."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if not self.recipe.shard:
+                self.loss.load_state_dict(state["loss"])
+        except (RuntimeError, ValueError) as error:
+            raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
+        if self.recipe.shard:
+            load_shards(state["shards"], self._shards(), len(self.images.class_names), state["processes"])
+        torch.set_rng_state(state["random_state"])
+
+    def _shards(self) -> dict[str, Tensor]:
+        """The proxies here and Adam's moments of them: (classes here, N, D) each."""
+        proxies = self.loss.proxies
+        state = self.optimizer.state[proxies]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(proxies)
+        return {"proxies": proxies.data, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+
+def _collate(items: list, crops: Dataset) -> list[Tensor]:
+    """Images and labels as one tensor each; where there are none, of the same form without a row."""
+    return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
+
+
+def _keep_statistics(network: nn.Module) -> None:
+    """Batch normalisation keeps its means and variances; its scale and shift still learn."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+
+
+def _terms(loss: nn.Module, value: Tensor) -> Iterator[tuple[str, float]]:
+    """The loss and, where it tells them, its parts, for the log."""
+    yield "loss", value.item()
+    terms = getattr(loss, "last_terms", None)
+    for name, term in terms._asdict().items() if terms is not None else ():
+        if term is not None:
+            yield name, term.item()
