@@ -1,5 +1,6 @@
 """What a recipe asks for: its device, images, network, loss and optimizer."""
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import SLURMEnvironment
 from lightning_fabric.strategies import DDPStrategy
 from torch import nn
 
@@ -21,6 +23,7 @@ from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems
 from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, Mirrored
+from proxygml.launching import start_copies
 from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
@@ -40,6 +43,9 @@ def start_fabric(recipe: Recipe) -> Fabric:
     nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else recipe.nodes
     strategy = "auto"
     if devices * nodes > 1:
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # every process says that it is there
+        if "LOCAL_RANK" not in os.environ and not SLURMEnvironment.detect():
+            start_copies(devices)
         warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated")  # its successor is too new
         # A warm-up leaves the trunk without gradients; statistics of batch normalisation are the same everywhere.
         strategy = DDPStrategy(

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "files": set(),
     "gathering": set(),
     "extras": set(),
+    "launching": set(),
     "recipes": set(),
     "datasets": set(),
     "images": set(),
@@ -30,7 +31,9 @@ MAY_IMPORT = {
     "embeddings": {"images"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
-    "ingredients": {"recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling"},
+    "ingredients": {
+        *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling", "launching"),
+    },
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
     "learning": {"recipes", "datasets", "backbones", "shards", "ingredients"},
     "sessions": {

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a time, while they are in the cache
+NUMBERS_ON_GPU = 2**26
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
 HELD_ON_GPU = 2**27
 FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
-BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing
-MANY_COLUMNS = 2**13  # from here on two rounds take less time than one
+BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing; all divide the first
+MANY_COLUMNS = 2**13  # proxies; from here on tiles and two rounds take less time than one product and one round
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
@@ -106,21 +107,21 @@ def _nearest(
     total, per_class = len(vectors), own.shape[1]
     inverse_lengths = samples.new_empty(total)
     width = min(total, max(1, at_a_time(vectors) // len(samples)))
-    held = samples.new_empty(len(samples), width)
+    held = _empty_tiles(samples, width, many=total >= MANY_COLUMNS)
     own_cosines = samples.new_empty(own.shape)
     nearest, ranks = own[:, :0], samples[:, :0]  # (B, up to k) so far
     for part in parts(total, width):
-        values = held[:, : part.stop - part.start]  # (B, width)
-        _cosines(samples, vectors[part], inverse_lengths[part], out=values)
-        place, here = _within(own - part.start, values.shape[1])
-        own_cosines = torch.where(here, values.gather(1, place), own_cosines)
-        values.scatter_add_(1, place, here.to(values.dtype).mul_(positive_bonus))  # Eq. 3: S + S^pos
+        values = _cosines(samples, vectors[part], inverse_lengths[part], held)  # (tiles, B, columns of a tile)
+        place, here = _within(own - part.start, part.stop - part.start)
+        place = _places(values, place)  # (B, N)
+        own_cosines = torch.where(here, values.take(place), own_cosines)
+        values.view(-1).index_add_(0, place.flatten(), positive_bonus * here.flatten().to(values.dtype))  # Eq. 3
         if ranks.shape[1] < links:
-            found = _largest(values, min(links, values.shape[1]))
+            found, here_ranks = _largest(values, min(links, part.stop - part.start))
         else:  # only what is nearer than the farthest so far can be among the nearest
-            found = _larger(values, ranks.amin(1, keepdim=True))
+            found, here_ranks = _larger(values, ranks.amin(1, keepdim=True))
         nearest = torch.cat([nearest, found + part.start], dim=1)
-        ranks = torch.cat([ranks, values.gather(1, found)], dim=1)
+        ranks = torch.cat([ranks, here_ranks], dim=1)
         if ranks.shape[1] > links:
             ranks, kept = ranks.topk(links, sorted=False)
             nearest = nearest.gather(1, kept)
@@ -136,49 +137,98 @@ def _within(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return moved, moved == places
 
 
-def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, out: Tensor) -> None:
-    """Of unit samples (B, D) and vectors (P, D) into `out` (B, P); 1 / length of the vectors into (P,)."""
-    for part in parts(len(vectors), _rows(vectors)):
-        torch.linalg.vector_norm(vectors[part], dim=1, out=inverse_lengths[part]).clamp_min_(SHORTEST).reciprocal_()
-        torch.mm(samples, vectors[part].T, out=out[:, part])
-        out[:, part] *= inverse_lengths[part]
+def _empty_tiles(samples: Tensor, width: int, *, many: bool) -> Tensor:
+    """Room for the similarities of samples (B, D) and `width` of many proxies or of few: (tiles, B, columns of a tile).
+
+    A product in tiles of some hundred columns takes two thirds of the time of a wide one, and the largest entries in
+    the same place of some tiles are found along their rows. Few proxies are one tile.
+    """
+    columns = max(1, min(_rows(samples), width) // BLOCKS[0]) if many else width
+    tiles = _rounded_up(-(-width // columns)) if many else 1
+    return samples.new_empty(tiles, len(samples), columns)
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Where the largest entries of each row are, in any order: values (B, P) -> (B, count).
+def _rounded_up(tiles: int) -> int:
+    """To as many tiles as whole blocks have."""
+    return -(-tiles // BLOCKS[0]) * BLOCKS[0]
+
+
+def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, tiles: Tensor) -> Tensor:
+    """Of unit samples (B, D) and vectors (P, D), in as many of the tiles as it takes, the rest of them -inf.
+
+    1 / length of the vectors goes into (P,). Lengths are made while vectors are in the cache, for the product's sake.
+    """
+    columns = tiles.shape[2]
+    whole = len(vectors) // columns  # tiles
+    for part in parts(whole, max(1, _rows(vectors) // columns)):
+        rows = slice(part.start * columns, part.stop * columns)
+        side = vectors[rows].view(-1, columns, vectors.shape[1])  # (tiles, columns, D)
+        _inverse_lengths(vectors[rows], out=inverse_lengths[rows])
+        torch.bmm(samples.expand(len(side), -1, -1), side.transpose(1, 2), out=tiles[part])
+        tiles[part] *= inverse_lengths[rows].view(-1, 1, columns)
+    rows = slice(whole * columns, len(vectors))  # less than a tile
+    tiles = tiles[: 1 if len(tiles) == 1 else _rounded_up(-(-len(vectors) // columns))]
+    tiles[whole:] = -torch.inf
+    if rows.start < rows.stop:
+        _inverse_lengths(vectors[rows], out=inverse_lengths[rows])
+        tiles[whole, :, : rows.stop - rows.start] = (samples @ vectors[rows].T).mul_(inverse_lengths[rows])
+    return tiles
+
+
+def _inverse_lengths(vectors: Tensor, out: Tensor) -> None:
+    torch.linalg.vector_norm(vectors, dim=1, out=out).clamp_min_(SHORTEST).reciprocal_()
+
+
+def _places(values: Tensor, columns: Tensor) -> Tensor:
+    """Where in the memory of values (tiles, B, columns of a tile) the columns (B, K) of each row are: (B, K)."""
+    _, batch, width = values.shape
+    row = torch.arange(batch, device=columns.device)[:, None]
+    return (columns // width * batch + row) * width + columns % width
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Columns (B, count) of the largest entries of each row, in any order, and these: values (tiles, B, columns).
 
     With many columns in two rounds: the blocks with the largest maxima hold all of them.
     """
-    size = next((size for size in BLOCKS if values.shape[1] >= max(4 * count * size, MANY_COLUMNS)), 1)
+    tiles, _, columns = values.shape
+    size = next((size for size in BLOCKS if tiles > 1 and tiles * columns >= 4 * count * size), 1)
     if size == 1:
-        return values.topk(count, sorted=False).indices
-    columns = _columns(_maxima(values, size).topk(count, sorted=False).indices, size, values.shape[1])
-    return columns.gather(1, values.gather(1, columns).topk(count, sorted=False).indices)
+        ranks, found = _along_rows(values).topk(count, sorted=False)
+        return found, ranks
+    block = _maxima(values, size).topk(count, sorted=False).indices  # (B, count)
+    ranks, best = _of_blocks(values, block, size).topk(count, sorted=False)
+    return block.gather(1, best % count) + tiles * columns // size * (best // count), ranks
 
 
-def _larger(values: Tensor, edge: Tensor) -> Tensor:
-    """Columns among which all entries of each row are that are larger than its edge: values (B, P), edge (B, 1).
+def _larger(values: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns (B, some) of all entries of each row that are larger than its edge (B, 1), and these entries.
 
     As many for every row; others are among them.
     """
-    maxima = _maxima(values, BLOCKS[0])
+    tiles, _, columns = values.shape
+    size = BLOCKS[0] if tiles > 1 else 1
+    maxima = _maxima(values, size)
     exceeding = (maxima > edge).nonzero()[:, 0]  # of each such block the row; sum() is slower
-    count = int(exceeding.bincount(minlength=1).amax())
-    return _columns(maxima.topk(count, sorted=False).indices, BLOCKS[0], values.shape[1])
+    block = maxima.topk(int(exceeding.bincount(minlength=1).amax()), sorted=False).indices  # (B, some)
+    first = tiles * columns // size * torch.arange(size, device=block.device)[:, None]
+    return (block[:, None] + first).flatten(1), _of_blocks(values, block, size)
+
+
+def _along_rows(values: Tensor) -> Tensor:
+    """(tiles, B, columns) -> (B, tiles * columns)"""
+    return values.permute(1, 0, 2).flatten(1)
 
 
 def _maxima(values: Tensor, size: int) -> Tensor:
-    """Of blocks of columns: values (B, P) -> (B, blocks). Block j has columns j, j + blocks ...: fast along rows."""
-    blocks = values.shape[1] // size
-    return values[:, : blocks * size].unflatten(1, (size, blocks)).amax(1)
+    """Of blocks of `size` entries: values (tiles, B, columns) -> (B, blocks). Block j has columns j, j + blocks, ..."""
+    return _along_rows(values.unflatten(0, (size, -1)).amax(0))
 
 
-def _columns(chosen: Tensor, size: int, width: int) -> Tensor:
-    """The columns of chosen blocks (B, count), and those that no block has: -> (B, size * count + left over)."""
-    blocks = width // size
-    columns = (chosen[:, None] + blocks * torch.arange(size, device=chosen.device)[:, None]).flatten(1)
-    left_over = torch.arange(blocks * size, width, device=chosen.device).expand(len(chosen), -1)
-    return torch.cat([columns, left_over], dim=1)
+def _of_blocks(values: Tensor, block: Tensor, size: int) -> Tensor:
+    """The entries of blocks (B, count), first those that come first in each: (B, size * count)."""
+    step = values.numel() // size * torch.arange(size, device=block.device)[:, None]
+    return values.take((_places(values, block)[:, None] + step).flatten(1))
 
 
 def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
@@ -253,7 +303,7 @@ def at_a_time(vectors: Tensor) -> int:
 
 def _rows(vectors: Tensor) -> int:
     """How many of them are taken at a time."""
-    return max(1, NUMBERS // vectors.shape[1])
+    return max(1, (NUMBERS if vectors.device.type == "cpu" else NUMBERS_ON_GPU) // vectors.shape[1])
 
 
 def parts(total: int, most: int) -> list[slice]:

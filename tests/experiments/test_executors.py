@@ -142,7 +142,9 @@ def test_what_a_cluster_cannot_do_is_refused_in_one_line(
 
 def test_a_run_whose_process_ends_is_named(tmp_path: Path) -> None:
     runs = finished(seeds(1), end, work=tmp_path, executor=Executor(jobs=1), progress=lambda *_: None)
-    with pytest.raises(ValueError, match=r"1 of 1 runs failed, first proxygml with seed 0: it ended without a result \("):
+    with pytest.raises(
+        ValueError, match=r"1 of 1 runs failed, first proxygml with seed 0: it ended without a result \("
+    ):
         list(runs)
 
 

@@ -64,6 +64,7 @@ PATHS = {  # which of the ways through subgraphs.py are taken
     "gradients by sums over links": {"FEW_LINKS": 1},
     "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
     "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,), "MANY_COLUMNS": 1},
+    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2), "MANY_COLUMNS": 1},
     "rows of a sparse gradient": {"NUMBERS": 6},
 }
 
@@ -381,29 +382,54 @@ def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 4), width=st.integers(1, 200), share=st.floats(0, 1), levels=st.sampled_from([2, 10, 10**6]))
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 200),
+    columns=st.integers(1, 30),
+    share=st.floats(0, 1),
+    levels=st.sampled_from([2, 10, 10**6]),
+)
 def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
-    rows: int, width: int, share: float, levels: int
+    rows: int, width: int, columns: int, share: float, levels: int
 ) -> None:
     count = round(share * width)
     values = torch.randint(levels, (rows, width)).float()
-    with unittest.mock.patch.multiple(subgraphs, BLOCKS=(8, 3, 2), MANY_COLUMNS=1):
-        found = subgraphs._largest(values, count)
+    with unittest.mock.patch.multiple(subgraphs, BLOCKS=(8, 4, 2)):
+        found, ranks = subgraphs._largest(in_tiles(values, columns), count)
     assert found.shape == (rows, count)
     assert all(len(set(row)) == count for row in found.tolist())
-    assert torch.equal(values.gather(1, found).sort(descending=True).values, values.topk(count).values)
+    assert torch.equal(values.gather(1, found), ranks)
+    assert torch.equal(ranks.sort(descending=True).values, values.topk(count).values)
+
+
+def in_tiles(values: torch.Tensor, columns: int) -> torch.Tensor:
+    """(B, P) -> (tiles, B, columns), as many tiles as eight divides, filled up with -inf."""
+    missing = -values.shape[1] % (8 * columns)
+    filled = torch.nn.functional.pad(values, (0, missing), value=-math.inf)
+    return filled.unflatten(1, (-1, columns)).permute(1, 0, 2).contiguous()
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 4), width=st.integers(1, 60), share=st.floats(0, 1), size=st.integers(1, 9))
-def test_what_is_larger_than_an_edge_is_among_the_columns_found(rows: int, width: int, share: float, size: int) -> None:
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 60),
+    columns=st.integers(1, 9),
+    share=st.floats(0, 1),
+    size=st.sampled_from([1, 2, 4, 8]),
+)
+def test_what_is_larger_than_an_edge_is_among_the_columns_found(
+    rows: int, width: int, columns: int, share: float, size: int
+) -> None:
     values = torch.rand(rows, width)
     edge = share * torch.rand(rows, 1)
+    tiles = in_tiles(values, columns)
     with unittest.mock.patch.object(subgraphs, "BLOCKS", (size,)):
-        found = subgraphs._larger(values, edge)
-    for row, columns in enumerate(found.tolist()):
-        assert len(set(columns)) == len(columns)
-        assert set((values[row] > edge[row]).nonzero()[:, 0].tolist()) <= set(columns)
+        found, ranks = subgraphs._larger(tiles, edge)
+    filled = tiles.permute(1, 0, 2).flatten(1)
+    assert torch.equal(filled.gather(1, found), ranks)
+    for row, columns_found in enumerate(found.tolist()):
+        assert len(set(columns_found)) == len(columns_found)
+        assert set((values[row] > edge[row]).nonzero()[:, 0].tolist()) <= set(columns_found)
 
 
 def test_few_classified_proxies_give_value_and_gradient_of_all_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +499,8 @@ def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> N
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 2  # similarities and Z^p
+    assert calls["aten::mm"] == 1  # Z^p
+    assert calls["aten::bmm"] == 2  # similarities, and the sums of classes
     assert calls["aten::addmm_"] == 2  # gradients of proxies and of the sums of classes
     assert calls["aten::_embedding_bag"] == 2  # gradients of the links
     assert calls["aten::topk"] <= 4
