@@ -14,8 +14,9 @@ QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 run: setup
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
 
+# A file of tests at a time on each core, with one thread: threads that share a core wait for each other.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
