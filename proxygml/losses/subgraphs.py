@@ -291,7 +291,8 @@ def classify_proxies(
 
 def straighten(gradient: Tensor, vectors: Tensor, inverse_lengths: Tensor) -> None:
     """Take from each row of a gradient (P, D) what points along its vector, whose length makes no difference."""
-    for part in parts(len(vectors), _rows(vectors)):
+    few = max(1, _rows(vectors) // 8)  # of which the products take no fresh memory, which is dear
+    for part in parts(len(vectors), few):
         along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()  # (rows,)
         gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
 
