@@ -74,7 +74,7 @@ def on_this_machine(
     measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, jobs: int, alone: bool
 ) -> Iterator[Started]:
     """`jobs` processes that share the cores; `alone` gives each run a new one."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, torch.get_num_threads() // jobs)
     with ProcessPoolExecutor(
         jobs,
         mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with threads may hang

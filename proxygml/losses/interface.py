@@ -64,7 +64,7 @@ def checked_shapes(embeddings: Tensor, labels: Tensor, embedding_dim: int) -> Te
         raise ValueError(f"expected embeddings of a float type, got {embeddings.dtype}")
     if labels.shape != embeddings.shape[:1]:
         raise ValueError(f"expected labels of shape ({len(embeddings)},), got {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if len(labels) and (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
         raise ValueError(f"expected integer labels, got {labels.dtype}: convert them with labels.long()")
     return labels.to(embeddings.device, torch.int64)
 

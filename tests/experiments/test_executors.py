@@ -54,6 +54,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.timeout(600)
 def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

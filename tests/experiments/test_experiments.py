@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxygml import cli, losses, methods
-from proxygml.experiments import EXPERIMENTS, comparison, find, modules, processes, proxies, running
+from proxygml.experiments import EXPERIMENTS, comparison, executors, find, modules, proxies, running
 from proxygml.experiments.executors import Executor
 from proxygml.experiments.found import Found, fingerprint
 from proxygml.experiments.rendering import render, report
@@ -42,7 +42,7 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
     monkeypatch.chdir(folder)
     cli.main(["paper", "ratio", "--quick"])
     before = {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()}
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", None)  # whoever wants to run anything fails
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", None)  # whoever wants to run anything fails
     cli.main(["paper", "ratio", "--quick"])
     cli.main(["paper", "ratio", "--quick", "--render"])
     assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before
