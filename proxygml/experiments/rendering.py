@@ -13,6 +13,7 @@ from proxygml.experiments.running import arms_as_in_the_paper, belongs
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
+from proxygml.runs import Run
 
 PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
 HEAD = """# Results
@@ -132,7 +133,8 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
         claims = f"What the paper says of it, here:\n\n{listed}"
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
-        f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n{SETTINGS[dataset].about}.\n\n"
+        f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n"
+        + f"{SETTINGS[dataset].about}.{_untrained(dataset, results)}\n\n"
         + module.table(found, dataset).to_markdown()
         + _footnotes(_remarks(module, found))
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
@@ -141,6 +143,15 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
         + (f"{hours:.1f} hours of training, " if hours else "")
         + f"commit {', '.join(made_by['commit'])}, {', '.join(made_by['machine'])}.\n\n"
     )
+
+
+def _untrained(dataset: str, results: Path) -> str:
+    run = SETTINGS[dataset].untrained
+    if run is None or not (results / run).exists():
+        return ""
+    scores = Run(results / run).scores["untrained"]
+    found = f"R@1 {100 * scores['recall@1']:.1f} and NMI {100 * scores['nmi']:.1f}"
+    return f" As it comes, that network has {found} ([results/{run}](../results/{run}/scores.json))."
 
 
 def _command(experiment: str, dataset: str, protocol: str) -> str:

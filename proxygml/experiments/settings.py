@@ -15,6 +15,7 @@ class Setting:
     about: str
     needs_data: bool = True
     first_stage: str | None = None  # trained: what comes before it is run once, and its maps are kept
+    untrained: str | None = None  # a run in results/ that has the scores of the network as it comes
 
 
 SMALL = GLYPHS.changed({"classes": 100, "embedding_dim": 512, "proxies_per_class": 12, "epochs": 12})
@@ -42,6 +43,7 @@ SETTINGS = {
         "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the last two stages are trained, without "
         "random crops, 3 epochs",
         first_stage="7",
+        untrained="cub-maps",
     ),
     "cub": Setting(PRESETS["paper-cub"][1], "the paper's own setting, for a GPU"),
     "cars": Setting(PRESETS["paper-cars"][1], "the paper's own setting, for a GPU"),
