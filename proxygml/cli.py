@@ -312,7 +312,9 @@ def _presets(arguments: list[str]) -> type:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command `proxygml`."""
-    arguments, parent = sys.argv[1:] if arguments is None else arguments, os.getppid()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not is_first_process() and arguments[:1] not in (["train"], ["embed"]):  # the others need one process
+        return
     if arguments == ["--version"]:
         output.print(f"proxygml {__version__}", highlight=False)
         return
@@ -342,9 +344,9 @@ def main(arguments: list[str] | None = None) -> None:
         if os.environ.get("PROXYGML_TRACEBACK"):
             raise
         if not is_first_process():
-            time.sleep(2)  # where all have failed alike, the first has said so and has ended, or torchrun ends this one
-            if os.getppid() != parent:
-                sys.exit(1)
+            from proxygml.launching import LAST_WORDS
+
+            time.sleep(2 * LAST_WORDS)  # where the first fails too, it says so, and this process is ended by then
         expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
         what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
         messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)

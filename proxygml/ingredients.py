@@ -45,6 +45,8 @@ def start_fabric(recipe: Recipe) -> Fabric:
     if devices * nodes > 1:
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # every process says that it is there
         if "LOCAL_RANK" not in os.environ and not SLURMEnvironment.detect():
+            if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
+                raise ValueError("several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md")
             start_copies(devices)
         warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated")  # its successor is too new
         # A warm-up leaves the trunk without gradients; statistics of batch normalisation are the same everywhere.

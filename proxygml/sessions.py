@@ -2,10 +2,12 @@
 
 import re
 import resource
+import threading
 import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
 OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|distributed", re.IGNORECASE)  # errors of their connection
+IN_CODE = re.compile(r"\[\S*/\S*\] *")  # the place in torch's own code that such errors begin with
 Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
 
 
@@ -56,10 +59,15 @@ class Session:
         except RuntimeError as error:
             if self.fabric.world_size == 1 or not OF_PROCESSES.search(str(error)):
                 raise
+            if not self.writes:  # the first speaks for all: it may still be waiting for this process
+                leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+                leaving.start()
+                leaving.join(1)  # it waits in its turn for a process that hangs
+            reason = IN_CODE.sub("", str(error)).split(". ")[0].splitlines()[0]
             process = f"process {self.fabric.global_rank} of {self.fabric.world_size}"
             raise ValueError(
                 f"{process} no longer reaches the others since {self.learner.place}: one has ended or hangs "
-                f"({str(error).splitlines()[0]}). Go on with --resume {run.folder}"
+                f"({reason}). Go on with --resume {run.folder}"
             ) from error
 
     def finish(self, run: Run) -> Run:

@@ -47,7 +47,10 @@ def load_model(run: Run) -> Embedder:
 
 
 def embed_images(run: Run, images: ImageList, *, progress: Progress | None = None) -> Embeddings:
-    """The embeddings of images by the trained network of a run, where and how its recipe computes."""
-    fabric = ingredients.start_fabric(run.recipe)
+    """The embeddings of images by the trained network of a run, where and how its recipe computes.
+
+    In one process, however many have trained it, or in those that torchrun has started.
+    """
+    fabric = ingredients.start_fabric(run.recipe.changed({"devices": 1, "nodes": 1}))
     judge = Judge(run.recipe, fabric, progress or nobody_watches)
     return judge.embed(fabric.setup_module(load_model(run)), images, "embedding")

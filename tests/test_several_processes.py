@@ -1,5 +1,6 @@
 """Training shared by several processes: the same numbers as in one, and a clear end where one of them dies."""
 
+import json
 import os
 import re
 import signal
@@ -88,8 +89,9 @@ def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Reci
     _, said = process.communicate(timeout=60)
     assert time.monotonic() - killed < 20
     assert process.returncode != 0
-    assert re.search(r"process \d of 3 no longer reaches the others since epoch \d+, step \d+", said), said
-    assert f"Go on with --resume {folder}" in said
+    (line,) = re.findall("error: .*", said)
+    place = r"error: process \d of 3 no longer reaches the others since epoch \d+, step \d+: one has ended or hangs "
+    assert re.fullmatch(place + rf"\([^/]*\)\. Go on with --resume {re.escape(str(folder))}", line), said
 
     shorter = Run.open(folder).recipe.changed({"epochs": len(Run.open(folder).log) + 1})
     (folder / "recipe.json").write_text(shorter.to_json())
@@ -135,3 +137,41 @@ def test_processes_with_different_recipes_refuse(tiny: Recipe, tmp_path: Path) -
     assert done.returncode != 0
     assert "expected the same settings on all processes, got on ranks 0 and 1: seed 0 and 1" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_where_the_first_is_killed_another_says_so(tiny: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    words = [
+        *COMMAND,
+        "train",
+        "glyphs",
+        "--out",
+        str(folder),
+        *options(tiny.changed({"epochs": 200})),
+        "--devices",
+        "2",
+    ]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
+    while not (folder / "last.pt").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    _, said = process.communicate(timeout=60)  # until the other has ended too
+    (line,) = re.findall("error: .*", said)
+    assert line.startswith("error: process 1 of 2 no longer reaches the others since epoch"), said
+
+
+def test_a_command_for_one_process_is_done_by_the_first_of_several() -> None:
+    done = subprocess.run(
+        [*torchrun(2), "losses", "--json"], capture_output=True, text=True, env=ONE_THREAD, timeout=120
+    )
+    assert isinstance(json.loads(done.stdout), list | dict)
+
+
+def test_several_nodes_are_told_what_they_need(tiny: Recipe, tmp_path: Path) -> None:
+    words = [*COMMAND, "train", "glyphs", "--out", str(tmp_path / "run"), *options(tiny), "--nodes", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
+    assert done.returncode == 1
+    assert (
+        done.stderr == "error: several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md\n"
+    )
