@@ -19,7 +19,7 @@ from proxygml.learning import Learner
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
-OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|distributed", re.IGNORECASE)  # errors of their connection
+OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|timeout|connection|distributed", re.I)  # of their connection
 IN_CODE = re.compile(r"\[\S*/\S*\] *")  # the place in torch's own code that such errors begin with
 Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
 
