@@ -42,8 +42,7 @@ Memory is the most that a step takes above parameters, by torch's account.
 - **Parts.** Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of
   size B x CN exists beyond that. Later parts look only for what is nearer than the farthest link so far.
 - **Tiles** from {many_columns:,} proxies on: the product of 32 samples and all proxies is made of products with some
-  hundred proxies each (`bmm`), sixteen at a time, while these are in the cache, beside their lengths. By hand this took
-  0.73 of the time of wide products with D = 512, and 0.56 with D = 128, maxima included.
+  hundred proxies each (`bmm`), sixteen at a time, while these are in the cache, beside their lengths.
 - **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
   8 or 4 first, which have the same place in as many tiles, then the winning blocks. Exact: a block that holds one of
   the k largest has one of the k largest maxima.

@@ -57,7 +57,8 @@ def finished(
                 try:
                     found = waiting.pop(name).result()
                 except lost as error:
-                    found = {"failed": f"it ended without a result ({str(error).strip().splitlines()[-1]})"}
+                    *_, last_line = str(error).strip().split("\n")  # of what may be a traceback from elsewhere
+                    found = {"failed": f"it ended without a result ({last_line})"}
                 if "failed" in found:  # the others shall not wait for it to be mended
                     failed.append(f"{recipe.loss} with seed {recipe.seed}: {found['failed']}")
                     continue
