@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 import warnings
 from datetime import datetime
 from functools import partial
@@ -343,13 +342,12 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("PROXYGML_TRACEBACK"):
             raise
-        if not is_first_process():
-            from proxygml.launching import LAST_WORDS
+        from proxygml.launching import may_speak
 
-            time.sleep(2 * LAST_WORDS)  # where the first fails too, it says so, and this process is ended by then
         expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
         what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
-        messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
+        if may_speak(error):
+            messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
         sys.exit(1)
 
 

@@ -5,11 +5,20 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 
+from proxygml.display import is_first_process
+
 LAST_WORDS = 1.5  # seconds that copies have to end after this process
+WORD = "PROXYGML_WORD"  # names the empty file whose remover speaks for all
+
+
+class LostOthersError(ValueError):
+    """This process no longer reaches the others, of which one may know why."""
 
 
 def start_copies(processes: int) -> None:
@@ -22,6 +31,8 @@ def start_copies(processes: int) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    handle, os.environ[WORD] = tempfile.mkstemp(prefix="proxygml-")
+    os.close(handle)
     module = sys.modules["__main__"].__spec__
     command = [sys.executable, os.path.abspath(sys.argv[0])] if module is None else [sys.executable, "-m", module.name]
     copies = [
@@ -32,6 +43,21 @@ def start_copies(processes: int) -> None:
     atexit.register(_end, copies)
 
 
+def may_speak(error: Exception) -> bool:
+    """Whether this process is the one of all that says why they end; who knows comes before who only misses another."""
+    if not is_first_process():
+        time.sleep(LAST_WORDS)  # where the first fails alike, it speaks
+    if WORD not in os.environ:  # another launcher, which ends the others when the first has ended
+        return True
+    if isinstance(error, LostOthersError):
+        time.sleep(2 * LAST_WORDS)
+    try:
+        os.unlink(os.environ[WORD])
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _end(copies: list[subprocess.Popen]) -> None:
     deadline = time.monotonic() + LAST_WORDS
     for copy in copies:
@@ -40,6 +66,7 @@ def _end(copies: list[subprocess.Popen]) -> None:
         except subprocess.TimeoutExpired:
             copy.kill()
             copy.wait()
+    Path(os.environ[WORD]).unlink(missing_ok=True)
 
 
 def _free_port() -> int:

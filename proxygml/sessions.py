@@ -15,6 +15,7 @@ from proxygml import evaluation, ingredients, pictures
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.judging import Judge
+from proxygml.launching import LostOthersError
 from proxygml.learning import Learner
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
@@ -65,7 +66,7 @@ class Session:
                 leaving.join(1)  # it waits in its turn for a process that hangs
             reason = IN_CODE.sub("", str(error)).split(". ")[0].splitlines()[0]
             process = f"process {self.fabric.global_rank} of {self.fabric.world_size}"
-            raise ValueError(
+            raise LostOthersError(
                 f"{process} no longer reaches the others since {self.learner.place}: one has ended or hangs "
                 f"({reason}). Go on with --resume {run.folder}"
             ) from error
