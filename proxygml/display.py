@@ -1,6 +1,5 @@
 """What the command line shows: tables of scores, progress bars, what to do next."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -54,11 +53,6 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
         highlight=False,
         markup=False,
     )
-
-
-def is_first_process() -> bool:
-    """Whether this is the one of several processes that speaks for all; torchrun and Fabric number them."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def program() -> str:

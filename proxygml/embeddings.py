@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,8 @@ class Embeddings:
     vectors: np.ndarray  # (M, D) floats
     labels: np.ndarray  # (M,) integers
     paths: np.ndarray  # (M,) strings
+    class_names: np.ndarray = field(default_factory=lambda: np.empty(0, "U1"))  # (C,) strings, or none
+    model: str = ""  # the mark of the model that made them, as `Run.mark`; empty where that is not known
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not np.issubdtype(self.vectors.dtype, np.floating):
@@ -33,15 +35,25 @@ class Embeddings:
                 f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
                 f"{len(self.labels)} labels and {len(self.paths)} paths"
             )
+        outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
+        if len(self.class_names) and len(outside):
+            raise ValueError(f"expected labels below {len(self.class_names)}, as there are names, got {outside[0]}")
+
+    def class_name(self, label: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return str(self.class_names[label]) if len(self.class_names) else str(label)
 
     def save(self, path: Path) -> None:
         """Write all to one .npz, whole or not at all."""
         with written_whole(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, vectors=self.vectors, labels=self.labels, paths=self.paths)
+            np.savez(file, **asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Embeddings":
-        """What `save` wrote, or any .npz with vectors and labels; images without paths are called by their number."""
+        """What `save` wrote, or any .npz with vectors and labels, which may be names of classes.
+
+        Images without paths are called by their number.
+        """
         try:
             with Path(path).open("rb") as file:
                 arrays = np.load(file, allow_pickle=False)
@@ -52,7 +64,11 @@ class Embeddings:
                     raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
                 labels = arrays["labels"]
                 paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
-                return cls(arrays["vectors"], labels, paths)
+                more = {"class_names": arrays["class_names"]} if "class_names" in arrays else {}
+                if labels.ndim == 1 and labels.dtype.kind == "U":
+                    more["class_names"], labels = np.unique(labels, return_inverse=True)
+                model = str(arrays["model"]) if "model" in arrays else ""
+                return cls(arrays["vectors"], labels, paths, model=model, **more)
         except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
             raise ValueError(f"{path} does not hold embeddings: {error}") from error
 

@@ -9,16 +9,17 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from proxygml.display import is_first_process
-
 LAST_WORDS = 1.5  # seconds that copies have to end after this process
 WORD = "PROXYGML_WORD"  # names the empty file whose remover speaks for all
 
 
 class LostOthersError(ValueError):
     """This process no longer reaches the others, of which one may know why."""
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of several processes that speaks for all; torchrun and Fabric number them."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def start_copies(processes: int) -> None:
@@ -30,6 +31,8 @@ def start_copies(processes: int) -> None:
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
+        import torch  # here: only those who start processes need it
+
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     handle, os.environ[WORD] = tempfile.mkstemp(prefix="proxygml-")
     os.close(handle)

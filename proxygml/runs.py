@@ -1,5 +1,6 @@
 """What happened: a Run is a folder with its recipe, log, checkpoints, scores and pictures."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -18,6 +19,8 @@ import torch
 from proxygml.files import written_whole
 from proxygml.recipes import Recipe
 from proxygml.version import __version__
+
+UNTRAINED = "no best.pt in {}: train it first with proxygml train --resume"
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,19 @@ class Run:
         with written_whole(self.folder / "best.pt") as path:
             save_checkpoint(state, path)
 
+    @property
+    def mark(self) -> str:
+        """What tells its trained network from every other."""
+        path = self.folder / "best.pt"
+        if not path.exists():
+            raise FileNotFoundError(UNTRAINED.format(self.folder))
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
     def load_best(self) -> dict:
         """The weights to use."""
         path = self.folder / "best.pt"
         if not path.exists():
-            raise FileNotFoundError(f"no best.pt in {self.folder}: train it first with proxygml train --resume")
+            raise FileNotFoundError(UNTRAINED.format(self.folder))
         return load_checkpoint(path)
 
 

@@ -4,7 +4,10 @@ Order, crops and learning rates are functions of (seed, epoch, step), so that a 
 not go through the same numbers.
 """
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from proxygml import ingredients
 from proxygml.backbones import Embedder
@@ -53,4 +56,5 @@ def embed_images(run: Run, images: ImageList, *, progress: Progress | None = Non
     """
     fabric = ingredients.start_fabric(run.recipe.changed({"devices": 1, "nodes": 1}))
     judge = Judge(run.recipe, fabric, progress or nobody_watches)
-    return judge.embed(fabric.setup_module(load_model(run)), images, "embedding")
+    embeddings = judge.embed(fabric.setup_module(load_model(run)), images, "embedding")
+    return replace(embeddings, class_names=np.asarray(images.class_names), model=run.mark)

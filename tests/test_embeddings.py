@@ -17,6 +17,8 @@ def some(count: int = 5) -> Embeddings:
         random.normal(size=(count, 3)).astype(np.float32),
         np.arange(count) % 2,
         np.array([f"röd/{number}.jpg" for number in range(count)]),
+        np.array(["röd", "blå"]),
+        "a mark",
     )
 
 
@@ -26,11 +28,22 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.vectors, some().vectors)
     np.testing.assert_array_equal(loaded.labels, some().labels)
     assert loaded.paths.tolist() == some().paths.tolist()
+    assert loaded.class_names.tolist() == ["röd", "blå"]
+    assert loaded.class_name(1) == "blå"
+    assert loaded.model == "a mark"
 
 
 def test_features_without_paths_are_called_by_their_number(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2), np.float16), labels=np.array([0, 1, 1]))
-    assert Embeddings.load(tmp_path / "own.npz").paths.tolist() == ["0", "1", "2"]
+    loaded = Embeddings.load(tmp_path / "own.npz")
+    assert loaded.paths.tolist() == ["0", "1", "2"]
+    assert (loaded.class_name(1), loaded.model) == ("1", "")
+
+
+def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2)), labels=np.array(["wren", "crow", "wren"]))
+    loaded = Embeddings.load(tmp_path / "own.npz")
+    assert [loaded.class_name(label) for label in loaded.labels] == ["wren", "crow", "wren"]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +54,10 @@ def test_features_without_paths_are_called_by_their_number(tmp_path: Path) -> No
         ({"vectors": np.ones((3, 2)), "labels": np.arange(4)}, "3 vectors, 4 labels"),
         ({"vectors": np.ones((3, 2)), "labels": np.ones(3)}, "expected integer labels .*, got float64"),
         ({"vectors": np.ones((3, 2)), "labels": np.array(1)}, r"expected integer labels \(M,\), got int64 \(\)"),
+        (
+            {"vectors": np.ones((2, 2)), "labels": np.array([0, 3]), "class_names": np.array(["a", "b"])},
+            "expected labels below 2, as there are names, got 3",
+        ),
         ({"vectors": np.array([[{}]]), "labels": np.arange(1)}, "allow_pickle=False"),
     ],
 )

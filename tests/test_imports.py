@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
     "learning": {"recipes", "datasets", "backbones", "shards", "ingredients"},
     "sessions": {
-        *("recipes", "datasets", "cache", "evaluation", "pictures", "runs", "ingredients", "judging", "learning"),
+        *("recipes", "datasets", "cache", "evaluation", "pictures", "runs", "launching"),
+        *("ingredients", "judging", "learning"),
     },
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
     "methods": set(),
@@ -53,7 +54,8 @@ MAY_IMPORT = {
         "training",
     },
     "display": {"losses", "recipes", "experiments"},
-    "cli": None,  # anything
+    "commands": None,  # anything
+    "cli": {"commands", "display", "launching"},
     "__main__": {"cli"},
     "__init__": {"losses", "optimizers"},
 }

@@ -1,0 +1,1 @@
+"""The commands of the command line: functions whose keywords are options and whose docstrings are the help."""
