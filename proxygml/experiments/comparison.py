@@ -40,9 +40,14 @@ def alike(base: Recipe, loss: str) -> Recipe:
     return base.changed({"loss": loss, "warmup": (), **methods.FAIR.get(loss, {}), **own_rate})
 
 
+def every_method(base: Recipe) -> dict[str, Recipe]:
+    """Every loss in the setting that all share; without hdc, which taps early stages too, where those are frozen."""
+    return {name: alike(base, name) for name in losses.METHODS if name != "hdc" or ":" not in base.backbone}
+
+
 def arms(base: Recipe) -> dict[str, Recipe]:
     """Every loss at the dimension of the base, and ProxyGML also at smaller ones: in the paper 64, 384 and 512."""
-    others = {name: alike(base, name) for name in losses.METHODS if name != "proxygml"}
+    others = {name: recipe for name, recipe in every_method(base).items() if name != "proxygml"}
     ours = {
         name: alike(base, "proxygml").changed({"embedding_dim": max(1, dimension * base.embedding_dim // 512)})
         for name, dimension in OURS.items()

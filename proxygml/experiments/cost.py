@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from proxygml import losses, training
-from proxygml.experiments.comparison import alike
+from proxygml import training
+from proxygml.experiments.comparison import every_method
 from proxygml.experiments.convergence import time_to_converge
 from proxygml.experiments.drawing import draw_bars, starred
 from proxygml.experiments.found import Found, Range
@@ -31,7 +31,7 @@ PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
-    return {name: alike(base, name) for name in losses.METHODS}
+    return every_method(base)
 
 
 def measure(recipe: Recipe, folder: Path) -> dict:

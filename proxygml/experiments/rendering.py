@@ -125,7 +125,7 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     seeds = sorted({run["seed"] for run in runs})
     made_by = {key: sorted({str(run["made_by"][key]) for run in runs}) for key in ("commit", "machine")}
     hours = sum(run.get("seconds", 0.0) for run in runs) / 3600
-    missing = len(module.arms(SETTINGS[dataset].recipe)) - len(found.arms)
+    missing = len(arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))) - len(found.arms)
     if missing:
         claims = f"Not yet compared: {missing} rows are still to be run.\n"
     else:

@@ -41,7 +41,7 @@ SETTINGS = {
             }
         ),
         "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the last two stages are trained, without "
-        "random crops, 3 epochs",
+        "random crops, 3 epochs (hdc, which taps earlier stages too, is left out)",
         first_stage="7",
         untrained="cub-maps",
     ),

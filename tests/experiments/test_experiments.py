@@ -244,3 +244,9 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
             cli.main(["paper", *arguments])
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_method_that_taps_frozen_stages_is_left_out_where_only_the_last_are_trained() -> None:
+    whole = running.arms_as_in_the_paper("comparison", base_recipe("cub", "photos", quick=False))
+    last_stages = running.arms_as_in_the_paper("comparison", base_recipe("cub-small", "photos", quick=False))
+    assert whole.keys() - last_stages.keys() == {"hdc"}
