@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 from proxygml.version import __version__
 
 if TYPE_CHECKING:
+    from proxygml.estimator import ProxyGMLEmbedding
     from proxygml.losses.proxygml import ProxyGMLLoss
     from proxygml.losses.sharded import ShardedProxyGMLLoss
     from proxygml.optimizers import RowAdam
 
-__all__ = ["ProxyGMLLoss", "RowAdam", "ShardedProxyGMLLoss", "__version__"]
+__all__ = ["ProxyGMLEmbedding", "ProxyGMLLoss", "RowAdam", "ShardedProxyGMLLoss", "__version__"]
 _HOMES = {
+    "ProxyGMLEmbedding": "estimator",
     "ProxyGMLLoss": "losses.proxygml",
     "RowAdam": "optimizers",
     "ShardedProxyGMLLoss": "losses.sharded",

@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "losses": set(),
     "optimizers": set(),
     "sampling": set(),
+    "heads": {"losses"},
+    "estimator": {"evaluation", "heads", "losses"},
     "shards": set(),
     "evaluation": set(),
     "embeddings": {"images"},
@@ -57,7 +59,7 @@ MAY_IMPORT = {
     "commands": None,  # anything
     "cli": {"commands", "display", "launching"},
     "__main__": {"cli"},
-    "__init__": {"losses", "optimizers"},
+    "__init__": {"estimator", "losses", "optimizers"},
 }
 
 

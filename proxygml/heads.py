@@ -1,0 +1,164 @@
+"""A matrix for feature vectors that starts as a whitening, or principal directions, and learns with ProxyGML."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proxygml.losses.proxygml import ProxyGMLLoss
+
+PROXY_LEARNING_RATE = 1e-2  # proxies have unit length
+FEWEST_STEPS = 16  # in an epoch: batches of few samples are smaller
+LEAST_VARIANCE = 1e-6  # of the mean one
+MOST_NEGATIVES = 100  # links to proxies of other classes
+
+
+def choose_links(num_classes: int, proxies_per_class: int) -> int:
+    """k: all N proxies of a sample's own class and 0.3 C N of others, 100 at most and no more than there are.
+
+    The paper's 0.05 C N is no more than N with up to 20 classes, and no negative would be linked.
+    """
+    wanted = min(MOST_NEGATIVES, max(1, round(0.3 * num_classes * proxies_per_class)))
+    return proxies_per_class + min(wanted, (num_classes - 1) * proxies_per_class)
+
+
+def make_loss(
+    num_classes: int, *, width: int, proxies_per_class: int, links: int | None, proxy_weight: float, scale: float
+) -> ProxyGMLLoss:
+    """The loss for so many classes."""
+    links = choose_links(num_classes, proxies_per_class) if links is None else links
+    return ProxyGMLLoss(
+        num_classes, width, proxies_per_class=proxies_per_class, links=links, proxy_weight=proxy_weight, scale=scale
+    )
+
+
+class Moments:
+    """Counts, sums and products of features that came in parts: what mean and variance within classes are made of."""
+
+    def __init__(self, origin: np.ndarray) -> None:
+        self.origin = origin.astype(np.float64)  # (D,), near their mean, about which squares lose few digits
+        self.counts = np.zeros(0, np.int64)  # (C,)
+        self.sums = np.zeros((0, len(origin)))  # (C, D)
+        self.products = np.zeros((len(origin), len(origin)))  # (D, D)
+
+    @classmethod
+    def of(cls, features: np.ndarray, labels: np.ndarray) -> "Moments":
+        """Of features (M, D) with labels (M,) in 0..C-1."""
+        moments = cls(features.mean(axis=0))
+        moments.add(features, labels)
+        return moments
+
+    def add(self, features: np.ndarray, labels: np.ndarray) -> None:
+        """Of more features (M, D) with labels (M,), among which there may be new classes."""
+        new = max(0, labels.max() + 1 - len(self.counts))
+        self.counts, self.sums = np.pad(self.counts, (0, new)), np.pad(self.sums, ((0, new), (0, 0)))
+        centred = features - self.origin  # (M, D)
+        np.add.at(self.sums, labels, centred)
+        self.counts += np.bincount(labels, minlength=len(self.counts))
+        self.products += centred.T @ centred
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def mean(self) -> np.ndarray:
+        """Of all features: (D,)."""
+        return self.origin + self.sums.sum(axis=0) / self.total
+
+    def covariances(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of features about the mean of their class, and about the mean of all: (D, D) each."""
+        weighted = self.sums / np.sqrt(np.maximum(self.counts, 1))[:, None]  # (C, D)
+        off = self.sums.sum(axis=0) / self.total  # (D,)
+        within = (self.products - weighted.T @ weighted) / self.total
+        return within, self.products / self.total - np.outer(off, off)
+
+
+def whitening(within: np.ndarray, *, exponent: float, shrinkage: float) -> np.ndarray:
+    """The matrix (D, D), symmetric, that takes variance within classes, (D, D), to its power 1 - 2 exponent.
+
+    Variances are first drawn to their mean; where there are none, as with one sample a class, it is the identity.
+    """
+    variances, directions = np.linalg.eigh(within)  # (D,), (D, D)
+    mean = variances.mean()
+    if mean <= 0:
+        return np.eye(len(within))
+    variances = np.maximum((1 - shrinkage) * variances / mean + shrinkage, LEAST_VARIANCE)
+    return directions * variances**-exponent @ directions.T
+
+
+class Head:
+    """mean (D,), whitening (D, D) and what learns: start + turn (D, d), of which the turn begins as zero.
+
+    The start is the identity or, where the width d is smaller, the principal directions, classes counting twice.
+    """
+
+    def __init__(
+        self,
+        moments: Moments,
+        *,
+        width: int,
+        exponent: float,
+        shrinkage: float,
+        learning_rate: float,
+        batch_size: int,
+        make_loss: Callable[[int], ProxyGMLLoss],
+        seed: int,
+    ) -> None:
+        self.exponent, self.shrinkage = exponent, shrinkage
+        self.learning_rate, self.batch_size, self.make_loss = learning_rate, batch_size, make_loss
+        self.random = torch.Generator().manual_seed(seed)
+        self.look_at(moments)
+        features = len(self.mean)
+        self.start = torch.eye(features)
+        if width < features:
+            within, total = moments.covariances()
+            spread = self.whitening @ (2 * total - within) @ self.whitening  # (D, D): that of class means counts twice
+            self.start = torch.from_numpy(np.linalg.eigh(spread)[1][:, -width:].copy()).float()  # (D, d)
+        self.turn = torch.zeros_like(self.start, requires_grad=True)
+        self.loss: ProxyGMLLoss | None = None
+
+    def look_at(self, moments: Moments) -> None:
+        """Take mean and whitening from what has been seen by now."""
+        self.mean, self.seen = moments.mean(), moments.total
+        self.whitening = whitening(moments.covariances()[0], exponent=self.exponent, shrinkage=self.shrinkage)
+
+    def components(self) -> np.ndarray:
+        """What features less their mean are multiplied with: (d, D)."""
+        return (self.whitening @ (self.start + self.turn.detach()).double().numpy()).T
+
+    def learn(self, features: np.ndarray, labels: np.ndarray) -> None:
+        """One epoch of features (M, D) with labels (M,) in 0..C-1, each of which it has met or meets now."""
+        samples = F.normalize(torch.from_numpy((features - self.mean) @ self.whitening).float(), dim=1)  # (M, D)
+        labels = torch.from_numpy(labels)
+        order = torch.randperm(len(samples), generator=self.random)
+        self._welcome(samples, labels, order)
+        for rows in order.split(min(self.batch_size, -(-len(order) // FEWEST_STEPS))):
+            loss = self.loss(samples[rows] @ (self.start + self.turn), labels[rows])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    def _welcome(self, samples: Tensor, labels: Tensor, order: Tensor) -> None:
+        """Give new classes proxies, at samples of theirs."""
+        known = 0 if self.loss is None else self.loss.num_classes
+        num_classes = int(labels.max()) + 1
+        if known >= num_classes:
+            return
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+            loss = self.make_loss(num_classes)
+        order = order[labels[order].argsort(stable=True)]  # class by class
+        counts = labels.bincount(minlength=num_classes)[known:, None]  # (new, 1)
+        first = len(labels) - counts.flip(0).cumsum(0).flip(0)  # (new, 1): where the samples of a class begin
+        places = first + torch.arange(loss.proxies.shape[1]) % counts  # (new, N)
+        with torch.no_grad():
+            new = F.normalize(samples[order[places]] @ (self.start + self.turn), dim=-1)  # (new, N, d)
+            loss.proxies.copy_(new if known == 0 else torch.cat([self.loss.proxies, new]))
+        self.loss = loss
+        groups = [
+            # A step of Adam moves each of D entries of a column so far: divided by D, it turns vectors of any width alike.
+            {"params": [self.turn], "lr": self.learning_rate / len(self.turn)},
+            {"params": loss.parameters(), "lr": PROXY_LEARNING_RATE},
+        ]
+        self.optimizer = torch.optim.Adam(groups, fused=True)
