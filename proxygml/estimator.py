@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -11,21 +12,23 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from proxygml.evaluation import neighbours
-from proxygml.heads import Head, Moments, make_loss
+from proxygml.heads import Head, Moments, make_loss, transformed
 from proxygml.losses.interface import require_not_negative, require_positive, require_whole
 
 FLOATS = [np.float32, np.float64]  # what is computed with; others, such as float16, become the first
 FEWEST_CLASSES = 10  # of which some are held out to say when to stop
 PATIENCE = 6  # epochs without a better recall on held-out classes
 MOST_JUDGED = 5_000  # held-out samples
+WHITENINGS, SHARPENINGS = (0.5, 0.25, 0.0), (0.125, 0.0, 0.25, 0.5, 1.0, 2.0)
 
 
 class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """A space for feature vectors in which those of a class are near each other, also of classes not seen in `fit`.
 
     A transformed vector has unit length and the direction of A (f(x) - mean): f takes roots of the features, and the
-    matrix A starts as a whitening of what varies within classes, from where the ProxyGML loss turns it, as long as
-    classes that are held out gain by it. Compare transformed vectors by cosine or by Euclidean distance.
+    matrix A starts as a whitening of what varies within classes and a stretching of what varies between them, from
+    where the ProxyGML loss turns it, as long as classes that are held out gain by it. Compare transformed vectors by
+    cosine or by Euclidean distance.
 
     Parameters
     ----------
@@ -35,6 +38,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     power : features are raised to it, and keep their sign; None takes 0.5 where none is negative, as after a ReLU,
         and 1 elsewhere.
     whitening : 0 leaves the variance within classes as it is, 0.5 makes it equal in all directions.
+    sharpening : 0 leaves the directions in which means of classes vary as they are, more stretches them. None, of both:
+        what finds held-out classes best, of `WHITENINGS` and `SHARPENINGS`; without any, the first of each.
     shrinkage : how far that variance is first drawn to its mean, 0 to 1.
     epochs : at most so many; `partial_fit` goes once through what it is given.
     learning_rate : of Adam for the matrix, divided by n_features.
@@ -45,7 +50,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Attributes
     ----------
-    components_ : (n_components, n_features), A above. mean_ : (n_features,). power_ : what was taken.
+    components_ : (n_components, n_features), A above. mean_ : (n_features,).
+    power_, whitening_, sharpening_ : what was taken.
     classes_ : labels. n_iter_ : epochs that were learned. held_out_recall_ : Recall@1 in percent on held-out classes,
     before learning and after every epoch; empty where none were held out.
     """
@@ -59,10 +65,11 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         proxy_weight: float = 0.3,
         scale: float = 4.0,
         power: float | None = None,
-        whitening: float = 0.25,
-        shrinkage: float = 0.1,
+        whitening: float | None = None,
+        shrinkage: float = 0.3,
+        sharpening: float | None = None,
         epochs: int = 40,
-        learning_rate: float = 0.12,
+        learning_rate: float = 0.05,
         batch_size: int = 256,
         held_out: float = 0.25,
         random_state: int | np.random.RandomState | None = None,
@@ -76,6 +83,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.power = power
         self.whitening = whitening
         self.shrinkage = shrinkage
+        self.sharpening = sharpening
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.batch_size = batch_size
@@ -92,7 +100,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         random = check_random_state(self.random_state)
         with _bar(self.progress) as tell:
             self.n_iter_ = self._find_end(features, labels, random, tell)
-            head = self._new_head(Moments.of(features, labels), random)
+            head = self._new_head(Moments.of(features, labels), seed=_drawn(random))
             for epoch in range(self.n_iter_):
                 head.learn(features, labels)
                 tell("learning", epoch + 1, self.n_iter_)
@@ -111,7 +119,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         labels = order[np.searchsorted(self.classes_, y, sorter=order)]  # (M,)
         if first:
             moments = Moments.of(features, labels)
-            self._stream = moments, self._new_head(moments, check_random_state(self.random_state))
+            self._stream = moments, self._new_head(moments, seed=_drawn(check_random_state(self.random_state)))
             self.n_iter_, self.held_out_recall_ = 0, []
         else:
             moments, head = self._stream
@@ -127,7 +135,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """Features X (M, n_features) in the new space: unit vectors (M, n_components)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=FLOATS)  # noqa: N806
-        return _transformed(_raised(X, self.power_), self.mean_, self.components_).astype(X.dtype)
+        return transformed(_raised(X, self.power_), self.mean_, self.components_).astype(X.dtype)
 
     @property
     def _n_features_out(self) -> int:
@@ -146,7 +154,11 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         width = X.shape[1] if self.n_components is None else self.n_components
         require_whole(n_components=width, epochs=self.epochs, batch_size=self.batch_size)
         require_positive(learning_rate=self.learning_rate)
-        require_not_negative(whitening=self.whitening, shrinkage=self.shrinkage, held_out=self.held_out)
+        self.whitening_ = WHITENINGS[0] if self.whitening is None else self.whitening
+        self.sharpening_ = SHARPENINGS[0] if self.sharpening is None else self.sharpening
+        require_not_negative(
+            whitening=self.whitening_, sharpening=self.sharpening_, shrinkage=self.shrinkage, held_out=self.held_out
+        )
         if width > X.shape[1]:
             raise ValueError(f"expected n_components up to {X.shape[1]}, as X has features, got {width}")
         if self.held_out >= 1 or self.shrinkage > 1:
@@ -158,13 +170,14 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             require_positive(power=self.power_)
         return _raised(X, self.power_), y
 
-    def _new_head(self, moments: Moments, random: np.random.RandomState) -> Head:
+    def _new_head(self, moments: Moments, *, seed: int) -> Head:
         width = len(moments.origin) if self.n_components is None else self.n_components
         return Head(
             moments,
             width=width,
-            exponent=self.whitening,
+            whiten=self.whitening_,
             shrinkage=self.shrinkage,
+            sharpen=self.sharpening_,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             make_loss=partial(
@@ -175,7 +188,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 proxy_weight=self.proxy_weight,
                 scale=self.scale,
             ),
-            seed=random.randint(2**31 - 1),
+            seed=seed,
         )
 
     def _find_end(
@@ -193,16 +206,26 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         judging = np.isin(labels, drawn)  # (M,)
         judged, expected = features[judging][:MOST_JUDGED], labels[judging][:MOST_JUDGED]
         features, labels = features[~judging], np.unique(labels[~judging], return_inverse=True)[1]
-        head = self._new_head(Moments.of(features, labels), random)
+        moments = Moments.of(features, labels)
+        self._choose_space(moments, judged, expected)
+        head = self._new_head(moments, seed=_drawn(random))
         for epoch in range(self.epochs + 1):
-            nearest, _ = neighbours(_transformed(judged, head.mean, head.components()), count=1)  # (judged, 1)
-            self.held_out_recall_.append(100 * float(np.mean(expected[nearest[:, 0]] == expected)))
+            self.held_out_recall_.append(_recall(head.transform(judged), expected))
             best = int(np.argmax(self.held_out_recall_))
             if epoch == self.epochs or epoch - best >= PATIENCE:
                 break
             head.learn(features, labels)
             tell("finding out for how long", epoch + 1, self.epochs)
         return best
+
+    def _choose_space(self, moments: Moments, judged: np.ndarray, expected: np.ndarray) -> None:
+        """Of whitenings and sharpenings that are not given, those with which judged features (M, D) are found best."""
+        found = {}
+        whitenings = WHITENINGS if self.whitening is None else [self.whitening]
+        for pair in product(whitenings, SHARPENINGS if self.sharpening is None else [self.sharpening]):
+            self.whitening_, self.sharpening_ = pair
+            found[pair] = _recall(self._new_head(moments, seed=0).transform(judged), expected)
+        self.whitening_, self.sharpening_ = max(found, key=found.get)
 
     def _take(self, head: Head) -> "ProxyGMLEmbedding":
         self.mean_, self.components_ = head.mean, head.components()
@@ -213,9 +236,14 @@ def _raised(features: np.ndarray, power: float) -> np.ndarray:
     return features if power == 1 else np.sign(features) * np.abs(features) ** power
 
 
-def _transformed(features: np.ndarray, mean: np.ndarray, components: np.ndarray) -> np.ndarray:
-    vectors = (features - mean) @ components.T  # (M, d)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(vectors.dtype).tiny)
+def _drawn(random: np.random.RandomState) -> int:
+    return random.randint(2**31 - 1)
+
+
+def _recall(vectors: np.ndarray, labels: np.ndarray) -> float:
+    """Recall@1 in percent: unit vectors (M, d), labels (M,)."""
+    nearest, _ = neighbours(vectors, count=1)  # (M, 1)
+    return 100 * float(np.mean(labels[nearest[:, 0]] == labels))
 
 
 @contextmanager

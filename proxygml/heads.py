@@ -58,6 +58,7 @@ class Moments:
         np.add.at(self.sums, labels, centred)
         self.counts += np.bincount(labels, minlength=len(self.counts))
         self.products += centred.T @ centred
+        self._spectrum: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def total(self) -> int:
@@ -67,31 +68,57 @@ class Moments:
         """Of all features: (D,)."""
         return self.origin + self.sums.sum(axis=0) / self.total
 
-    def covariances(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of features about the mean of their class, and about the mean of all: (D, D) each."""
+    def within(self) -> np.ndarray:
+        """Covariance of features about the mean of their class: (D, D)."""
         weighted = self.sums / np.sqrt(np.maximum(self.counts, 1))[:, None]  # (C, D)
-        off = self.sums.sum(axis=0) / self.total  # (D,)
-        within = (self.products - weighted.T @ weighted) / self.total
-        return within, self.products / self.total - np.outer(off, off)
+        return (self.products - weighted.T @ weighted) / self.total
+
+    def spectrum(self) -> tuple[np.ndarray, np.ndarray]:
+        """Variances (D,) within classes, ascending, and their directions (D, D); kept, as it takes a while."""
+        if self._spectrum is None:
+            self._spectrum = np.linalg.eigh(self.within())
+        return self._spectrum
+
+    def between(self) -> np.ndarray:
+        """Means of classes about the mean of all, (C, D), weighted so that b.T @ b is their covariance."""
+        shares = np.maximum(self.counts, 1)[:, None]  # (C, 1)
+        centred = self.sums / shares - self.sums.sum(axis=0) / self.total  # (C, D)
+        return centred * np.sqrt(self.counts / self.total)[:, None]
 
 
-def whitening(within: np.ndarray, *, exponent: float, shrinkage: float) -> np.ndarray:
-    """The matrix (D, D), symmetric, that takes variance within classes, (D, D), to its power 1 - 2 exponent.
+def whitening(variances: np.ndarray, directions: np.ndarray, *, exponent: float, shrinkage: float) -> np.ndarray:
+    """The matrix (D, D), symmetric, that takes variances (D,) in directions (D, D) to their power 1 - 2 exponent.
 
     Variances are first drawn to their mean; where there are none, as with one sample a class, it is the identity.
     """
-    variances, directions = np.linalg.eigh(within)  # (D,), (D, D)
     mean = variances.mean()
     if mean <= 0:
-        return np.eye(len(within))
+        return np.eye(len(variances))
     variances = np.maximum((1 - shrinkage) * variances / mean + shrinkage, LEAST_VARIANCE)
     return directions * variances**-exponent @ directions.T
 
 
-class Head:
-    """mean (D,), whitening (D, D) and what learns: start + turn (D, d), of which the turn begins as zero.
+def sharpening(between: np.ndarray, *, exponent: float) -> np.ndarray:
+    """The matrix (D, D), symmetric, that stretches directions by (1 + v / mean v)^exponent, v the variance of means.
 
-    The start is the identity or, where the width d is smaller, the principal directions, classes counting twice.
+    Means of classes (C, D) are as `Moments.between` gives them.
+    """
+    _, deviations, directions = np.linalg.svd(between, full_matrices=False)  # (rank,), (rank, D)
+    variances = deviations**2
+    mean = max(variances.sum() / between.shape[1], np.finfo(float).tiny)
+    return np.eye(between.shape[1]) + (directions.T * ((1 + variances / mean) ** exponent - 1)) @ directions
+
+
+def transformed(features: np.ndarray, mean: np.ndarray, components: np.ndarray) -> np.ndarray:
+    """Unit vectors (M, d): features (M, D) less their mean (D,), multiplied with components (d, D)."""
+    vectors = (features - mean) @ components.T  # (M, d)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(vectors.dtype).tiny)
+
+
+class Head:
+    """Mean (D,), whitening and sharpening in one (D, D), and what learns: start + turn (D, d).
+
+    The turn begins as zero. The start is the identity or, where the width d is smaller, the principal directions.
     """
 
     def __init__(
@@ -99,38 +126,44 @@ class Head:
         moments: Moments,
         *,
         width: int,
-        exponent: float,
+        whiten: float,
         shrinkage: float,
+        sharpen: float,
         learning_rate: float,
         batch_size: int,
         make_loss: Callable[[int], ProxyGMLLoss],
         seed: int,
     ) -> None:
-        self.exponent, self.shrinkage = exponent, shrinkage
+        self.whiten, self.shrinkage, self.sharpen = whiten, shrinkage, sharpen
         self.learning_rate, self.batch_size, self.make_loss = learning_rate, batch_size, make_loss
         self.random = torch.Generator().manual_seed(seed)
         self.look_at(moments)
         features = len(self.mean)
         self.start = torch.eye(features)
         if width < features:
-            within, total = moments.covariances()
-            spread = self.whitening @ (2 * total - within) @ self.whitening  # (D, D): that of class means counts twice
+            means = moments.between() @ self.space  # (C, D)
+            spread = self.space.T @ moments.within() @ self.space + 2 * means.T @ means  # (D, D): means count twice
             self.start = torch.from_numpy(np.linalg.eigh(spread)[1][:, -width:].copy()).float()  # (D, d)
         self.turn = torch.zeros_like(self.start, requires_grad=True)
         self.loss: ProxyGMLLoss | None = None
 
     def look_at(self, moments: Moments) -> None:
-        """Take mean and whitening from what has been seen by now."""
+        """Take mean, whitening and sharpening from what has been seen by now."""
         self.mean, self.seen = moments.mean(), moments.total
-        self.whitening = whitening(moments.covariances()[0], exponent=self.exponent, shrinkage=self.shrinkage)
+        white = whitening(*moments.spectrum(), exponent=self.whiten, shrinkage=self.shrinkage)
+        self.space = white @ sharpening(moments.between() @ white, exponent=self.sharpen)
 
     def components(self) -> np.ndarray:
         """What features less their mean are multiplied with: (d, D)."""
-        return (self.whitening @ (self.start + self.turn.detach()).double().numpy()).T
+        return (self.space @ (self.start + self.turn.detach()).double().numpy()).T
+
+    def transform(self, features: np.ndarray) -> np.ndarray:
+        """Features (M, D) in the space that it has by now: unit vectors (M, d)."""
+        return transformed(features, self.mean, self.components())
 
     def learn(self, features: np.ndarray, labels: np.ndarray) -> None:
         """One epoch of features (M, D) with labels (M,) in 0..C-1, each of which it has met or meets now."""
-        samples = F.normalize(torch.from_numpy((features - self.mean) @ self.whitening).float(), dim=1)  # (M, D)
+        samples = F.normalize(torch.from_numpy((features - self.mean) @ self.space).float(), dim=1)  # (M, D)
         labels = torch.from_numpy(labels)
         order = torch.randperm(len(samples), generator=self.random)
         self._welcome(samples, labels, order)
@@ -157,7 +190,7 @@ class Head:
             loss.proxies.copy_(new if known == 0 else torch.cat([self.loss.proxies, new]))
         self.loss = loss
         groups = [
-            # A step of Adam moves each of D entries of a column so far: divided by D, it turns vectors of any width alike.
+            # A step of Adam moves each of D entries of a column: divided by D, it turns a vector as far for any D.
             {"params": [self.turn], "lr": self.learning_rate / len(self.turn)},
             {"params": loss.parameters(), "lr": PROXY_LEARNING_RATE},
         ]

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from proxygml import ProxyGMLEmbedding
 from proxygml.evaluation import neighbours
-from proxygml.heads import Moments, choose_links, whitening
+from proxygml.heads import Moments, choose_links, sharpening, whitening
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "cub_efficientnet_lite0.npz"
 CHECKS = list(estimator_checks_generator(ProxyGMLEmbedding(epochs=3)))
@@ -90,15 +90,23 @@ def test_few_classes_are_told_apart(classes: int) -> None:
 
 def test_the_whitening_makes_variance_within_classes_equal_where_it_is_asked_to() -> None:
     features, labels = birds(5, each=200)
-    within, about_all = Moments.of(features, labels).covariances()
+    moments = Moments.of(features, labels)
+    within, between = moments.within(), moments.between()
     by_hand = np.mean([np.cov(features[labels == label].T, bias=True) for label in range(5)], axis=0)
     np.testing.assert_allclose(within, by_hand, atol=1e-9)
-    np.testing.assert_allclose(about_all, np.cov(features.T, bias=True), atol=1e-9)
-    matrix = whitening(within, exponent=0.5, shrinkage=0.0)
+    np.testing.assert_allclose(within + between.T @ between, np.cov(features.T, bias=True), atol=1e-9)
+    matrix = whitening(*moments.spectrum(), exponent=0.5, shrinkage=0.0)
     white = matrix @ within @ matrix
     np.testing.assert_allclose(white / white[0, 0], np.eye(len(white)), atol=1e-9)
-    quarter = whitening(within, exponent=0.25, shrinkage=0.0)
+    quarter = whitening(*moments.spectrum(), exponent=0.25, shrinkage=0.0)
     np.testing.assert_allclose(quarter @ quarter, matrix, atol=1e-9)
+
+
+def test_the_sharpening_stretches_where_means_of_classes_vary_and_nothing_else() -> None:
+    between = np.diag([3.0, 1.0, 0.0, 0.0])[:2]  # variances 9, 1, 0 and 0, on average 2.5
+    expected = np.diag([(1 + 9 / 2.5) ** 0.25, (1 + 1 / 2.5) ** 0.25, 1, 1])
+    np.testing.assert_allclose(sharpening(between, exponent=0.25), expected, atol=1e-12)
+    np.testing.assert_allclose(sharpening(np.zeros((2, 4)), exponent=0.25), np.eye(4))
 
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:
@@ -106,8 +114,8 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
     whole, parts = Moments.of(features + 1e3, labels), Moments.of(features[:30] + 1e3, labels[:30])
     parts.add(features[30:] + 1e3, labels[30:])
     np.testing.assert_allclose(parts.mean(), whole.mean())
-    for ours, theirs in zip(parts.covariances(), whole.covariances(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+    np.testing.assert_allclose(parts.within(), whole.within(), atol=1e-7)
+    np.testing.assert_allclose(parts.between(), whole.between(), atol=1e-7)
 
 
 def test_a_stream_in_parts_with_new_classes_is_learned_from() -> None:
