@@ -11,15 +11,16 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from proxygml.evaluation import neighbours
+from proxygml.evaluation import evaluate
 from proxygml.heads import Head, Moments, make_loss, transformed
 from proxygml.losses.interface import require_not_negative, require_positive, require_whole
 
 FLOATS = [np.float32, np.float64]  # what is computed with; others, such as float16, become the first
-FEWEST_CLASSES = 10  # of which some are held out to say when to stop
-PATIENCE = 6  # epochs without a better recall on held-out classes
+FEWEST_CLASSES = 4  # of which some are held out to judge by
+PATIENCE = 6  # epochs without a better score on held-out classes
 MOST_JUDGED = 5_000  # held-out samples
-WHITENINGS, SHARPENINGS = (0.5, 0.25, 0.0), (0.125, 0.0, 0.25, 0.5, 1.0, 2.0)
+WHITENINGS, SHARPENINGS = (0.0, 0.25, 0.5), (0.0, 0.125, 0.25, 0.5, 1.0, 2.0)  # the mildest first: it wins ties
+UNJUDGED = 0.25, 0.125  # whitening and sharpening where there are too few classes to judge by
 
 
 class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -39,12 +40,13 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         and 1 elsewhere.
     whitening : 0 leaves the variance within classes as it is, 0.5 makes it equal in all directions.
     sharpening : 0 leaves the directions in which means of classes vary as they are, more stretches them. None, of both:
-        what finds held-out classes best, of `WHITENINGS` and `SHARPENINGS`; without any, the first of each.
+        what finds held-out classes best, of `WHITENINGS` and `SHARPENINGS`; without any, `UNJUDGED`.
     shrinkage : how far that variance is first drawn to its mean, 0 to 1.
     epochs : at most so many; `partial_fit` goes once through what it is given.
     learning_rate : of Adam for the matrix, divided by n_features.
     batch_size : at most; epochs have 16 steps or more.
-    held_out : share of the classes that tell when to stop, if there are ten or more; 0: after the last epoch.
+    held_out : share of the classes, two at least, that choose whitening, sharpening and the epoch to stop at. With 0,
+        or with fewer than four classes, that is the last epoch.
     random_state : seed.
     progress : show a bar with the time left.
 
@@ -52,8 +54,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     ----------
     components_ : (n_components, n_features), A above. mean_ : (n_features,).
     power_, whitening_, sharpening_ : what was taken.
-    classes_ : labels. n_iter_ : epochs that were learned. held_out_recall_ : Recall@1 in percent on held-out classes,
-    before learning and after every epoch; empty where none were held out.
+    classes_ : labels. n_iter_ : epochs that were learned. held_out_score_ : mean of Recall@1 and MAP@R of
+    held-out classes in percent, before learning and after every epoch; empty where none were held out.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if first:
             moments = Moments.of(features, labels)
             self._stream = moments, self._new_head(moments, seed=_drawn(check_random_state(self.random_state)))
-            self.n_iter_, self.held_out_recall_ = 0, []
+            self.n_iter_, self.held_out_score_ = 0, []
         else:
             moments, head = self._stream
             moments.add(features, labels)
@@ -154,8 +156,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         width = X.shape[1] if self.n_components is None else self.n_components
         require_whole(n_components=width, epochs=self.epochs, batch_size=self.batch_size)
         require_positive(learning_rate=self.learning_rate)
-        self.whitening_ = WHITENINGS[0] if self.whitening is None else self.whitening
-        self.sharpening_ = SHARPENINGS[0] if self.sharpening is None else self.sharpening
+        self.whitening_ = UNJUDGED[0] if self.whitening is None else self.whitening
+        self.sharpening_ = UNJUDGED[1] if self.sharpening is None else self.sharpening
         require_not_negative(
             whitening=self.whitening_, sharpening=self.sharpening_, shrinkage=self.shrinkage, held_out=self.held_out
         )
@@ -199,10 +201,10 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         tell: Callable[[str, int, int], None],
     ) -> int:
         """After how many epochs held-out classes are found best, having learned from the others alone."""
-        self.held_out_recall_: list[float] = []
-        drawn = random.permutation(len(self.classes_))[: round(self.held_out * len(self.classes_))]
-        if len(self.classes_) < FEWEST_CLASSES or len(drawn) < 2:
+        self.held_out_score_: list[float] = []
+        if len(self.classes_) < FEWEST_CLASSES or self.held_out == 0:
             return self.epochs
+        drawn = random.permutation(len(self.classes_))[: max(2, round(self.held_out * len(self.classes_)))]
         judging = np.isin(labels, drawn)  # (M,)
         judged, expected = features[judging][:MOST_JUDGED], labels[judging][:MOST_JUDGED]
         features, labels = features[~judging], np.unique(labels[~judging], return_inverse=True)[1]
@@ -210,8 +212,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self._choose_space(moments, judged, expected)
         head = self._new_head(moments, seed=_drawn(random))
         for epoch in range(self.epochs + 1):
-            self.held_out_recall_.append(_recall(head.transform(judged), expected))
-            best = int(np.argmax(self.held_out_recall_))
+            self.held_out_score_.append(_score(head.transform(judged), expected))
+            best = int(np.argmax(self.held_out_score_))
             if epoch == self.epochs or epoch - best >= PATIENCE:
                 break
             head.learn(features, labels)
@@ -224,7 +226,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         whitenings = WHITENINGS if self.whitening is None else [self.whitening]
         for pair in product(whitenings, SHARPENINGS if self.sharpening is None else [self.sharpening]):
             self.whitening_, self.sharpening_ = pair
-            found[pair] = _recall(self._new_head(moments, seed=0).transform(judged), expected)
+            found[pair] = _score(self._new_head(moments, seed=0).transform(judged), expected)
         self.whitening_, self.sharpening_ = max(found, key=found.get)
 
     def _take(self, head: Head) -> "ProxyGMLEmbedding":
@@ -240,10 +242,10 @@ def _drawn(random: np.random.RandomState) -> int:
     return random.randint(2**31 - 1)
 
 
-def _recall(vectors: np.ndarray, labels: np.ndarray) -> float:
-    """Recall@1 in percent: unit vectors (M, d), labels (M,)."""
-    nearest, _ = neighbours(vectors, count=1)  # (M, 1)
-    return 100 * float(np.mean(labels[nearest[:, 0]] == labels))
+def _score(vectors: np.ndarray, labels: np.ndarray) -> float:
+    """The mean of Recall@1 and MAP@R in percent: unit vectors (M, d), labels (M,)."""
+    scores = evaluate(vectors, labels, recall_at=(1,), cluster=False)
+    return 50 * (scores.recall[1] + scores.map_at_r)
 
 
 @contextmanager

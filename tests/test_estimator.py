@@ -53,7 +53,7 @@ def test_classes_that_it_has_not_seen_are_found_better() -> None:
     model = ProxyGMLEmbedding(random_state=0).fit(features, labels)
     assert recall(plain.transform(unseen), expected) > raw + 5  # the whitening alone
     assert recall(model.transform(unseen), expected) > recall(plain.transform(unseen), expected) + 5
-    assert model.held_out_recall_[model.n_iter_] == max(model.held_out_recall_)
+    assert model.held_out_score_[model.n_iter_] == max(model.held_out_score_)
 
 
 def test_few_dimensions_lose_less_than_principal_components_do() -> None:
