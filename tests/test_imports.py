@@ -104,3 +104,4 @@ def test_every_public_name_is_there_and_documented() -> None:
     for name in proxygml.__all__:
         thing = getattr(proxygml, name)
         assert name.startswith("__") or thing.__doc__
+        assert name in dir(proxygml)
