@@ -5,9 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from proxygml.embeddings import embed
+from proxygml.images import Crops
 from proxygml.recipes import PRESETS
+from proxygml.runs import Run
+from proxygml.training import load_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,9 +27,23 @@ PYTHON = [(page, code) for page in PAGES for code in blocks(page, "python")]
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(PYTHON)])
-def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("exported_files") if page.name == "export.md" else tmp_path
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_plain_onnxruntime_gives_the_embedding_that_pytorch_gives(
+    exported_files: Path, trained_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = [code for page, code in PYTHON if "onnxruntime.InferenceSession" in code]
+    assert "proxygml" not in code
+    monkeypatch.chdir(exported_files)
+    names: dict[str, np.ndarray] = {}
+    exec(code, names)
+    crops = Crops(lambda _: Image.open("photo.jpg"), np.zeros(1), size=32, test_crop=trained_run.recipe.test_crop)
+    (expected,) = embed(load_model(trained_run), crops, np.array(["photo.jpg"])).vectors
+    np.testing.assert_allclose(names["embeddings"][0], expected, atol=1e-4)
 
 
 def test_the_readme_shows_the_loss_in_python() -> None:

@@ -41,6 +41,8 @@ MAY_IMPORT = {
         *("ingredients", "judging", "learning"),
     },
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
+    "exported": {"recipes", "datasets", "images", "embeddings"},
+    "export": {"recipes", "backbones", "runs", "ingredients", "training", "exported"},
     "methods": set(),
     "experiments": {
         "recipes",

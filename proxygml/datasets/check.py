@@ -69,7 +69,7 @@ def find_problems(
     return problems
 
 
-def left_out(images: ImageList, problems: list[Problem], *, skip: bool) -> ImageList:
+def without_problems(images: ImageList, problems: list[Problem], *, skip: bool) -> ImageList:
     """The images without those that cannot be used, which are an error unless they are to be skipped."""
     if problems and not skip:
         first = problems[0]
