@@ -70,7 +70,8 @@ def export_run(
         except (OSError, MemoryError):
             raise
         except Exception as error:  # exporters raise errors of a dozen kinds, in pages
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            cause = error.__cause__ or error  # torch.onnx puts advice to its own developers in front of it
+            said = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise ValueError(f"{recipe.backbone} cannot be exported as {format}: {said}") from error
         progress("exporting", 1, 1, "")
         progress("comparing", 0, 1, "")

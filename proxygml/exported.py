@@ -86,7 +86,10 @@ class Description:
                 f"expected image_size of at least 1 and crop_share above 0 and at most 1, got "
                 f"{values['image_size']} and {values['crop_share']}"
             )
-        Recipe().changed(values["recipe"])
+        try:
+            Recipe().changed(values["recipe"])
+        except ValueError as error:
+            raise ValueError(f"{error} (written by proxygml {values['proxygml']}, this is {__version__})") from error
         return cls(**{name: kind(values[name]) for name, kind in kinds.items()})
 
 

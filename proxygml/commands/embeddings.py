@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from proxygml.display import drawn_progress, output, show_scores
-from proxygml.embeddings import Embeddings
 from proxygml.launching import is_first_process
+
+if TYPE_CHECKING:
+    from proxygml.embeddings import Embeddings
 
 Progress = Callable[[str, int, int, str], None]
 
@@ -53,7 +55,7 @@ def embed(
     )
 
 
-def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress) -> Embeddings:
+def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
     from proxygml import ingredients, training
     from proxygml.runs import Run
 
@@ -65,7 +67,7 @@ def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress)
     return training.embed_images(run, images, progress=progress)
 
 
-def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Progress) -> Embeddings:
+def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
     """The same without torch."""
     from proxygml import datasets
     from proxygml.datasets.check import find_problems, without_problems
@@ -106,6 +108,7 @@ def evaluate(
         seed: Of the clustering.
         json: Print the scores as JSON.
     """
+    from proxygml.embeddings import Embeddings
     from proxygml.evaluation import evaluate as score
 
     queries = Embeddings.load(embeddings)
