@@ -145,7 +145,13 @@ class OnnxModel:
     @classmethod
     def load(cls, path: Path) -> "OnnxModel":
         """The network in model.onnx, which model.onnx.json describes."""
-        return cls(read_description(path, "onnx"), open_session(path))
+        said, session = read_description(path, "onnx"), open_session(path)
+        size = session.get_inputs()[0].shape[-1]
+        if size != said.image_size:
+            raise ValueError(
+                f"{path} takes images of {size} pixels, and its JSON says {said.image_size}: export it again"
+            )
+        return cls(said, session)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Images uint8 (B, 3, H, W) in RGB -> embeddings (B, D)."""

@@ -295,6 +295,11 @@ class TestMistakes:
         (copy.parent / "model.onnx.json").write_bytes(content)
         assert "does not describe an exported network" in self.embedding(capsys, copy)
 
+    def test_a_description_of_other_images(self, copy: Path, capsys: pytest.CaptureFixture) -> None:
+        beside = copy.parent / "model.onnx.json"
+        beside.write_text(json.dumps(json.loads(beside.read_text()) | {"image_size": 40}))
+        assert "takes images of 32 pixels, and its JSON says 40" in self.embedding(capsys, copy)
+
     def test_another_format_than_onnx(self, copy: Path, capsys: pytest.CaptureFixture) -> None:
         for format in ("safetensors", "torch-export"):
             line = self.embedding(capsys, copy.with_suffix(FORMATS[format].suffix))
