@@ -25,3 +25,7 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(f"proxygml.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'proxygml' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from proxygml.commands.embeddings import embed, evaluate
+from proxygml.commands.export import export
 from proxygml.commands.lists import datasets, losses
 from proxygml.commands.paper import paper
 from proxygml.commands.train import presets, train
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
                     "train": train,
                     "embed": embed,
                     "evaluate": evaluate,
+                    "export": export,
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,

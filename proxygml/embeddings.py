@@ -4,15 +4,15 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Subset
 
 from proxygml.files import written_whole
-from proxygml.gathering import gather_rows
 from proxygml.images import Crops
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,14 @@ class Embeddings:
             raise ValueError(f"{path} does not hold embeddings: {error}") from error
 
 
-@torch.no_grad()
 def embed(
-    model: nn.Module,
+    model: "torch.nn.Module",
     images: Crops,
     paths: np.ndarray,
     *,
     batch_size: int = 128,
     workers: int = 0,
-    device: torch.device | str = "cpu",
+    device: "torch.device | str" = "cpu",
     process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Embeddings:
@@ -89,6 +88,11 @@ def embed(
 
     Of several processes, all of which call it, `process` (rank, how many) embeds its part, and all have the whole.
     """
+    import torch  # here: whoever reads vectors, or makes them with an exported network, needs none
+    from torch.utils.data import DataLoader, Subset
+
+    from proxygml.gathering import gather_rows
+
     rank, processes = process
     if len(images) < processes:
         raise ValueError(f"expected an image for each of {processes} processes, got {len(images)}")
@@ -97,7 +101,8 @@ def embed(
     model.eval()
     vectors, done = [], 0
     for batch, _ in DataLoader(mine, batch_size=batch_size, num_workers=workers):
-        vectors.append(model(batch.to(device)).float())  # (batch, D)
+        with torch.no_grad():
+            vectors.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)
         if progress is not None:
             progress(done, len(mine))
@@ -111,6 +116,6 @@ def embed(
 def raw_pixels(images: Crops, *, side: int = 32) -> np.ndarray:
     """Grey pixels (M, side * side) as vectors of unit length around their mean: what no learning gives."""
     small = Crops(images.open_image, images.labels, size=side, test_crop=images.test_crop)
-    pixels = np.stack([small[i][0].numpy().mean(axis=0).ravel() for i in range(len(small))])  # (M, side * side)
+    pixels = np.stack([small[i][0].mean(axis=0).ravel() for i in range(len(small))])  # (M, side * side)
     pixels -= pixels.mean(axis=1, keepdims=True)
     return (pixels / np.maximum(np.linalg.norm(pixels, axis=1, keepdims=True), 1e-12)).astype(np.float32)

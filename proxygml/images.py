@@ -1,14 +1,14 @@
-"""From an opened image to a tensor of one size: decode, turn, crop, mirror."""
+"""From an opened image to an array of one size: decode, turn, crop, mirror.
+
+Without torch, so that exported networks can be run where it is not installed; DataLoader makes tensors of the arrays.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
-from torch.utils.data import Dataset
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
 
@@ -22,8 +22,8 @@ class Augmentation:
     flip: bool = True
 
 
-class Crops(Dataset):
-    """Item i is image i as a uint8 tensor (3, size, size) in RGB, and its label.
+class Crops:
+    """Item i is image i as uint8 (3, size, size) in RGB, and its label.
 
     `open_image(i)` gives the image, decoded or not. With an augmentation, what is cut from image i depends on
     (seed, epoch, i) alone: neither the order nor the number of workers changes it.
@@ -51,7 +51,7 @@ class Crops(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         with self.open_image(index) as image:
             if self.augmentation is None:
                 pixels = cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
@@ -62,10 +62,10 @@ class Crops(Dataset):
                 )
                 if self.augmentation.flip and random.random() < 0.5:
                     pixels = pixels[:, ::-1]
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))), int(self.labels[index])
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 
 
-class Mirrored(Dataset):
+class Mirrored:
     """Item i is the maps (F, h, w) of image i or, with a seed, by chance of its mirror image; and its label."""
 
     def __init__(self, maps: np.ndarray, labels: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> None:
@@ -75,9 +75,9 @@ class Mirrored(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         mirrored = 0 if self.seed is None else np.random.default_rng((self.seed, self.epoch, index)).integers(2)
-        return torch.from_numpy(self.maps[index, mirrored].astype(np.float32)), int(self.labels[index])
+        return self.maps[index, mirrored].astype(np.float32), int(self.labels[index])
 
 
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from proxygml import backbones, datasets, losses, sampling
 from proxygml.backbones.cascade import CascadedEmbedder
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
-from proxygml.datasets.check import find_problems
+from proxygml.datasets.check import find_problems, without_problems
 from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, Mirrored
 from proxygml.launching import start_copies
@@ -87,13 +87,7 @@ def usable(
     else:
         problems = cache.fill(images, int(recipe.cache_gigabytes * 2**30), progress)
         images = replace(images, open_file=cache.open)
-    if problems and not recipe.skip_broken:
-        first = problems[0]
-        raise ValueError(
-            f"{len(problems)} of {len(images)} images cannot be read, first {first.path}: {first.reason}. "
-            "List all with `proxygml datasets check`, or leave them out with --skip-broken"
-        )
-    return images.without([problem.index for problem in problems]) if problems else images, len(problems)
+    return without_problems(images, problems, skip=recipe.skip_broken), len(problems)
 
 
 def training_cache(recipe: Recipe) -> Cache | None:

@@ -1,7 +1,7 @@
 """A network that learns: epoch by epoch, in one process or in several that share each batch; and its state."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
@@ -39,7 +39,7 @@ class Learner:
         # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
         ingredients.draw_batches(recipe, images.labels, loss, epoch=0)
         with torch.no_grad():
-            model.eval()(ingredients.test_crops(recipe, images)[0][0][None])
+            model.eval()(torch.from_numpy(ingredients.test_crops(recipe, images)[0][0])[None])
         if hasattr(loss, "watch"):
             if fabric.world_size > 1:
                 raise ValueError(f"{recipe.loss} runs the network itself, which processes cannot share: use one")
@@ -155,7 +155,7 @@ class Learner:
         return {"proxies": proxies.data, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
 
 
-def _collate(items: list, crops: Dataset) -> list[Tensor]:
+def _collate(items: list, crops: Sequence) -> list[Tensor]:
     """Images and labels as one tensor each; where there are none, of the same form without a row."""
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 

@@ -1,13 +1,20 @@
 """The README, the pages in docs/ and the examples do what they say."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from proxygml.embeddings import embed
+from proxygml.images import Crops
 from proxygml.recipes import PRESETS
+from proxygml.runs import Run
+from proxygml.training import load_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,9 +28,27 @@ PYTHON = [(page, code) for page in PAGES for code in blocks(page, "python")]
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(PYTHON)])
-def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("exported_files") if page.name == "export.md" else tmp_path
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_plain_onnxruntime_gives_the_embedding_that_pytorch_gives(
+    exported_files: Path, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = [code for page, code in PYTHON if "onnxruntime.InferenceSession" in code]
+    assert "proxygml" not in code
+    for name in ("model.onnx", "photo.jpg"):
+        (tmp_path / name).write_bytes((exported_files / name).read_bytes())
+    said = json.loads((exported_files / "model.onnx.json").read_text())
+    (tmp_path / "model.onnx.json").write_text(json.dumps(said | {"crop_share": 0.8}))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, np.ndarray] = {}
+    exec(code, names)
+    crops = Crops(lambda _: Image.open("photo.jpg"), np.zeros(1, int), size=32, test_crop=0.8)
+    (expected,) = embed(load_model(trained_run), crops, np.array(["photo.jpg"])).vectors
+    np.testing.assert_allclose(names["embeddings"][0], expected, atol=1e-4)
 
 
 def test_the_readme_shows_the_loss_in_python() -> None:
@@ -76,8 +101,6 @@ def test_the_commands_that_make_offers_are_the_ones_the_readme_names() -> None:
 
 
 def test_the_scores_in_the_readme_are_those_in_results() -> None:
-    import json
-
     readme = (ROOT / "README.md").read_text()
     scores = json.loads((ROOT / "results" / "glyphs" / "scores.json").read_text())
     metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "r_precision", "nmi"]
@@ -109,7 +132,6 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
 @pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper"), ("methods/glyphs", "methods")])
 def test_a_table_in_the_documents_is_what_its_command_renders_from_results(results: str, page: str) -> None:
     import importlib
-    import json
 
     module = importlib.import_module(f"benchmarks.{results.split('/')[0]}")
     found = json.loads((ROOT / "results" / f"{results}.json").read_text())
@@ -117,8 +139,6 @@ def test_a_table_in_the_documents_is_what_its_command_renders_from_results(resul
 
 
 def test_the_scores_on_photos_in_the_readme_are_those_in_results() -> None:
-    import json
-
     readme = (ROOT / "README.md").read_text()
     scores = json.loads((ROOT / "results" / "cub-small" / "scores.json").read_text())
     metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "nmi"]
@@ -144,8 +164,6 @@ def test_every_experiment_has_its_command_in_the_page_of_the_paper() -> None:
 
 
 def test_every_loss_has_learned_something() -> None:
-    import json
-
     from proxygml.losses import METHODS
 
     found = json.loads((ROOT / "results" / "methods" / "glyphs.json").read_text())

@@ -43,6 +43,8 @@ MAY_IMPORT = {
         *("ingredients", "judging", "learning"),
     },
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
+    "exported": {"recipes", "datasets", "images", "embeddings"},
+    "export": {"recipes", "backbones", "runs", "ingredients", "training", "exported"},
     "methods": set(),
     "experiments": {
         "recipes",
@@ -106,3 +108,4 @@ def test_every_public_name_is_there_and_documented() -> None:
     for name in proxygml.__all__:
         thing = getattr(proxygml, name)
         assert name.startswith("__") or thing.__doc__
+        assert name in dir(proxygml)

@@ -1,52 +1,93 @@
 """proxygml embed and proxygml evaluate."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from proxygml.display import drawn_progress, output, show_scores
 from proxygml.launching import is_first_process
 
+if TYPE_CHECKING:
+    from proxygml.embeddings import Embeddings
+
+Progress = Callable[[str, int, int, str], None]
+
 
 def embed(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    *,
     out: Path,
+    model: Path | None = None,
     split: Literal["test", "train"] = "test",
     dataset: str | None = None,
     data: Path | None = None,
+    skip_broken: bool = False,
 ) -> None:
     """Turn images into vectors with the network of a run, and keep them with labels and paths in one .npz.
 
     Args:
         run: Folder of a trained run.
         out: The .npz to write.
+        model: Instead of a run the model.onnx that `proxygml export` wrote of it, which needs no torch.
         split: Which half of the dataset.
         dataset: Another dataset than the run's own.
-        data: Folder of that dataset.
+        data: Folder of that dataset; with --model and no --dataset your own images, a folder for each class.
+        skip_broken: Leave out images that cannot be read, and count them, also if training did not.
     """
-    from proxygml import ingredients, training
-    from proxygml.runs import Run
-
-    trained = Run.open(run)
-    recipe = trained.recipe
-    if dataset is not None:
-        recipe = recipe.changed({"dataset": dataset, "data": None, "classes": None})
-    if data is not None:
-        recipe = recipe.changed({"data": str(data)})
-    images = ingredients.load_images(recipe)[0 if split == "train" else 1]
+    if (run is None) == (model is None):
+        raise ValueError(f"expected the folder of a run or --model model.onnx, got {'both' if run else 'neither'}")
+    if model is not None and data is not None:
+        dataset = dataset or "folder"
+    changes = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
+    changes |= {"data": str(data)} if data is not None else {}
+    changes |= {"skip_broken": True} if skip_broken else {}
     with drawn_progress() as progress:
-        images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
-        if broken:
-            progress("skipped", 0, 0, f"{broken} images that cannot be read")
-        result = training.embed_images(trained, images, progress=progress)
+        make = _embed_with_run if model is None else _embed_with_onnx
+        result = make(run or model, changes, split == "test", progress)
     if not is_first_process():
         return
     result.save(out)
     output.print(
         f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False, markup=False
     )
+
+
+def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
+    from proxygml import ingredients, training
+    from proxygml.runs import Run
+
+    run = Run.open(folder)
+    recipe = run.recipe.changed(changes)
+    images = ingredients.load_images(recipe)[test]
+    images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
+    _tell_skipped(broken, progress)
+    return training.embed_images(run, images, progress=progress)
+
+
+def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
+    """The same without torch."""
+    from proxygml import datasets
+    from proxygml.datasets.check import find_problems, without_problems
+    from proxygml.exported import OnnxModel
+    from proxygml.recipes import Recipe
+
+    model = OnnxModel.load(path)
+    recipe = Recipe().changed(model.description.recipe | changes)
+    images = datasets.load(
+        recipe.dataset, recipe.data, size=recipe.image_size, classes=recipe.classes, test_share=recipe.test_share
+    )[test]
+    problems = find_problems(images, decode=True, progress=partial(progress, "checking images", note=""))
+    images = without_problems(images, problems, skip=recipe.skip_broken)
+    _tell_skipped(len(problems), progress)
+    return model.embed(images, progress=partial(progress, "embedding", note=""))
+
+
+def _tell_skipped(broken: int, progress: Progress) -> None:
+    if broken:
+        progress("skipped", 0, 0, f"{broken} images that cannot be read")
 
 
 def evaluate(

@@ -69,6 +69,17 @@ def find_problems(
     return problems
 
 
+def without_problems(images: ImageList, problems: list[Problem], *, skip: bool) -> ImageList:
+    """The images without those that cannot be used, which are an error unless they are to be skipped."""
+    if problems and not skip:
+        first = problems[0]
+        raise ValueError(
+            f"{len(problems)} of {len(images)} images cannot be read, first {first.path}: {first.reason}. "
+            "List all with `proxygml datasets check`, or leave them out with --skip-broken"
+        )
+    return images.without([problem.index for problem in problems]) if problems else images
+
+
 def compare_counts(train: ImageList, test: ImageList, published: Counts) -> list[str]:
     """One line for each of the four published counts from which the lists deviate."""
     found = Counts(len(train.class_names), len(train), len(test.class_names), len(test))

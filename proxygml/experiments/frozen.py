@@ -38,7 +38,7 @@ def _maps(
     crops = ingredients.test_crops(recipe, images)
     made = []
     for start in range(0, len(images), BATCH):
-        batch = torch.stack([crops[index][0] for index in range(start, min(start + BATCH, len(images)))])
+        batch = torch.from_numpy(np.stack([crops[index][0] for index in range(start, min(start + BATCH, len(images)))]))
         both = []
         for view in (batch, batch.flip(-1)):
             seen = scale(view).contiguous(memory_format=torch.channels_last)

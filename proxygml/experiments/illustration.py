@@ -47,7 +47,7 @@ def subgraph(model: nn.Module, loss: nn.Module, recipe: Recipe, images: ImageLis
     two principal components of what is left of the linked proxies without the sample's own direction.
     """
     image, label = ingredients.test_crops(recipe, images)[SAMPLE]
-    sample = F.normalize(model.eval()(image[None]), dim=-1)  # (1, D)
+    sample = F.normalize(model.eval()(torch.from_numpy(image)[None]), dim=-1)  # (1, D)
     linked = link(sample, loss.proxies, torch.tensor([label]), loss.links, loss.positive_bonus).linked  # (1, k)
     chosen = F.normalize(loss.proxies.flatten(0, 1)[linked[0]], dim=-1)  # (k, D)
     cosines = (chosen @ sample[0]).clamp(-1, 1)  # (k,)

@@ -38,9 +38,9 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
 def test_mirror_images_come_by_chance_and_only_in_training() -> None:
     values = np.arange(40, dtype=np.float16).reshape(20, 2, 1, 1, 1)
     labels = np.zeros(20, dtype=np.int64)
-    plain = [int(Mirrored(values, labels)[i][0]) for i in range(20)]
+    plain = [Mirrored(values, labels)[i][0].item() for i in range(20)]
     assert plain == list(range(0, 40, 2))
-    epochs = [[int(Mirrored(values, labels, seed=0, epoch=e)[i][0]) % 2 for i in range(20)] for e in (0, 0, 1)]
+    epochs = [[Mirrored(values, labels, seed=0, epoch=e)[i][0].item() % 2 for i in range(20)] for e in (0, 0, 1)]
     assert epochs[0] == epochs[1] != epochs[2]
     assert 0 < sum(epochs[0]) < 20
 
@@ -48,7 +48,7 @@ def test_mirror_images_come_by_chance_and_only_in_training() -> None:
 def test_without_flips_there_are_no_mirror_images(folder: Path) -> None:
     images, _ = load("maps", folder)
     crops = training_crops(Recipe(flip=False), images, epoch=3)
-    assert all(np.array_equal(crops[i][0].numpy(), images.pixels[i, 0].astype(np.float32)) for i in range(24))
+    assert all(np.array_equal(crops[i][0], images.pixels[i, 0].astype(np.float32)) for i in range(24))
 
 
 @pytest.mark.parametrize("loss", ["proxygml", "proxy-anchor"])
@@ -85,7 +85,7 @@ def test_the_later_stages_on_maps_give_what_the_whole_network_gives_on_images(tm
     kept, _ = load("maps", tmp_path / "maps")
     assert list(kept.paths) == list(images.paths)
     for index in (0, 7):
-        photo = ingredients.test_crops(recipe, images)[index][0][None]
+        photo = torch.from_numpy(ingredients.test_crops(recipe, images)[index][0])[None]
         for mirrored, view in enumerate((photo, photo.flip(-1))):
             found = later(torch.from_numpy(kept.pixels[index, mirrored].astype(np.float32))[None])
             torch.testing.assert_close(found, whole(view), atol=2e-3, rtol=0)  # kept in half precision
