@@ -10,6 +10,7 @@ import tyro
 from proxygml.commands.embeddings import embed, evaluate
 from proxygml.commands.lists import datasets, losses
 from proxygml.commands.paper import paper
+from proxygml.commands.search import index, search
 from proxygml.commands.train import presets, train
 from proxygml.display import messages, output
 from proxygml.launching import is_first_process, may_speak
@@ -33,6 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
                     "train": train,
                     "embed": embed,
                     "evaluate": evaluate,
+                    "index": index,
+                    "search": search,
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,
