@@ -1,4 +1,4 @@
-"""Search in a million vectors: time of 1,000 queries in one call, recall, time to build and size of every kind of index.
+"""Search in a million vectors: 1,000 queries in one call, by every kind of index; its recall, building and size.
 
     python -m benchmarks.search [--quick] [--dry]
 

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "shards": set(),
     "evaluation": set(),
     "embeddings": {"images"},
+    "index": {"embeddings"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
     "ingredients": {
@@ -41,6 +42,7 @@ MAY_IMPORT = {
         *("ingredients", "judging", "learning"),
     },
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
+    "galleries": {"datasets", "embeddings", "index", "runs", "ingredients", "sessions", "training"},
     "methods": set(),
     "experiments": {
         "recipes",

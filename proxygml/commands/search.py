@@ -47,7 +47,9 @@ def build(
         split: Which half of that dataset.
         kind: How to search [default: by the number of vectors, see docs/search.md].
     """
+    from proxygml.embeddings import Embeddings
     from proxygml.index import create_index, is_address, open_index, postgres, suited
+    from proxygml.index.hits import in_blocks
     from proxygml.runs import Run
 
     trained = None if run is None else Run.open(run)
@@ -56,6 +58,9 @@ def build(
     count, width, mark = _measures(source, trained)
     if not count:
         raise ValueError(f"expected vectors to search in, but {gallery} holds none")
+    if isinstance(source, Embeddings):  # before anything is written
+        for _ in in_blocks(source, width, gallery):
+            pass
     try:
         index = open_index(out)
     except FileNotFoundError:
