@@ -83,15 +83,15 @@ the table, takes k-means of faiss: up to {many} clusters the tightest of {starts
 
 ## Search
 An index of {search_vectors:,} vectors of {search_width} numbers ({search_machine}):
-{search_queries:,} queries in one call, one query alone, and the time until a new process has its first answer. Recall is
-the share of the {search_count} truly nearest that are found. Random vectors are as hard to search as any; those of a trained
-network lie in groups. [search.md](search.md) says which kind is chosen when.
+{search_queries:,} queries in one call, one query alone, and the time until a new process has its first answer. Recall
+is the share of the {search_count} truly nearest that are found. Random vectors are as hard to search as any; those of
+a trained network lie in groups. [search.md](search.md) says which kind is chosen when.
 
 {search}
 How: a database holds vectors, paths and classes, faiss finds candidates, and those are compared again by their own
 vectors ([`folder.py`](../proxygml/index/folder.py)): of ivf-pq, which keeps a byte for four numbers, ten for each item
-that is asked for. The exact search compares {compared:,} vectors at a time: of 1,024, as faiss does by itself, two threads
-mostly wait for each other.
+that is asked for. The exact search compares {compared:,} vectors at a time: of 1,024, as faiss does by itself, two
+threads mostly wait for each other.
 
 ## A training step
 Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
