@@ -12,7 +12,7 @@ FORM = 1  # of the tables; a newer one is refused
 TABLES = """
 CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, class INTEGER, vector BLOB);
 CREATE TABLE classes (id INTEGER PRIMARY KEY, name TEXT UNIQUE);
-CREATE TABLE removed (id INTEGER PRIMARY KEY);
+CREATE TABLE removed (number INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER);
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT);
 """
 

@@ -31,6 +31,7 @@ class Finder:
         self.kind, self.index = kind, index
         self.last = last  # the highest id that was ever added
         self.removed: set[int] = set()  # ids that a graph still holds
+        self.forgotten = 0  # the last of the removals, by their numbers, that it knows of
 
     @classmethod
     def new(cls, kind: str, width: int, count: int, sample: Callable[[int], np.ndarray]) -> "Finder":
@@ -68,7 +69,7 @@ class Finder:
         if self.kind == "hnsw":
             held = faiss.vector_to_array(self.index.id_map)
             self.removed |= set(np.intersect1d(ids, held).tolist())
-        elif len(ids):
+        else:
             self.index.remove_ids(faiss.IDSelectorBatch(ids))
 
     def depth(self, count: int) -> int:

@@ -121,7 +121,7 @@ class Index:
         with self._lock, self.database.change() as change:
             wanted = hits.all_held(paths, self.holds(paths), self.place)
             each = [(path,) for path in wanted]
-            change.executemany("INSERT INTO removed SELECT id FROM items WHERE path = ?", each)
+            change.executemany("INSERT INTO removed (id) SELECT id FROM items WHERE path = ?", each)
             change.executemany("DELETE FROM items WHERE path = ?", each)
         return len(wanted)
 
@@ -225,8 +225,10 @@ class Index:
         return finder
 
     def _leave_out_removed(self, finder: Finder) -> None:
-        gone = self.database.rows("SELECT id FROM removed WHERE id <= ?", [finder.last])
-        finder.remove(np.array([item for (item,) in gone], np.int64))
+        gone = self.database.rows("SELECT number, id FROM removed WHERE number > ? ORDER BY number", [finder.forgotten])
+        if gone:
+            finder.remove(np.array([item for _, item in gone], np.int64))
+            finder.forgotten = gone[-1][0]
 
     def _sample(self, count: int) -> np.ndarray:
         """Vectors of so many items, as good as drawn at random, but always the same: (count, D)."""
