@@ -1,6 +1,7 @@
 """Galleries of photos and vectors, embedded, indexed and searched: in process and on the command line."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -124,6 +125,14 @@ def test_a_photo_that_has_gone_is_said_in_a_line(photos: Path, trained_run: Run,
     shown = capsys.readouterr()
     assert "crow/1.png" in shown.out
     assert shown.err.splitlines() == [f"1 of the images found are gone, first {photos / 'crow' / '1.png'}"]
+
+
+def test_a_photo_whose_name_is_no_text_is_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+    shutil.copy(photos / "loose.png", os.fsencode(photos / "crow") + b"/caf\xe9.png")
+    main([str(w) for w in ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]])
+    shown = capsys.readouterr()
+    assert "4 new, 0 were there, 1 skipped" in shown.out
+    assert "its name is no text: rename it" in shown.err
 
 
 class TestARun:

@@ -310,7 +310,8 @@ def _model(index: "AnyIndex", gallery: str, run: Path | None) -> "Run":
 
 def _show_problems(added: "Added") -> None:
     for problem in added.problems[:MOST_LINES]:
-        messages.print(f"skipped {problem.path}: {problem.reason}", highlight=False, markup=False)
+        path = problem.path.encode(errors="backslashreplace").decode()  # a name may be no text
+        messages.print(f"skipped {path}: {problem.reason}", highlight=False, markup=False)
     if len(added.problems) > MOST_LINES:
         messages.print(f"skipped {len(added.problems) - MOST_LINES:,} more images that cannot be read", highlight=False)
 
