@@ -13,6 +13,7 @@ from benchmarks.measuring import RESULTS, load
 from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
+from proxygml.index import finder
 from proxygml.losses import subgraphs
 
 PAGE = Path("docs/performance.md")
@@ -80,6 +81,18 @@ each product serves both. With so many positives that counting would take more m
 than search, [`search.py`](../proxygml/evaluation/search.py) finds the nearest in float64 instead. NMI, which is not in
 the table, takes k-means of faiss: up to {many} clusters the tightest of {starts} k-means++ starts, beyond that one.
 
+## Search
+An index of {search_vectors:,} vectors of {search_width} numbers ({search_machine}):
+{search_queries:,} queries in one call, one query alone, and the time until a new process has its first answer. Recall
+is the share of the {search_count} truly nearest that are found. Random vectors are as hard to search as any; those of
+a trained network lie in groups. [search.md](search.md) says which kind is chosen when.
+
+{search}
+How: a database holds vectors, paths and classes, faiss finds candidates, and those are compared again by their own
+vectors ([`folder.py`](../proxygml/index/folder.py)): of ivf-pq, which keeps a byte for four numbers, ten for each item
+that is asked for. The exact search compares {compared:,} vectors at a time: of 1,024, as faiss does by itself, two
+threads mostly wait for each other.
+
 ## A training step
 Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
 
@@ -129,6 +142,18 @@ def evaluation_table(contenders: dict, apart: dict) -> Table:
     return Table(("", "s", "times ours", "MB", "queries apart"), tuple(rows))
 
 
+def search_table(cases: dict) -> Table:
+    rows = []
+    for name, kinds in cases.items():
+        for kind, found in kinds.items():
+            recall, size = f"{100 * found['recall']:.1f} %", found["database_mb"] + found["faiss_mb"]
+            seconds = (found["queries_s"], found["query_ms"] / 1000, found["opening_s"])
+            built = f"{found['adding_s'] + found['building_s']:,.0f}"
+            rows.append((f"{kind}, {name}", recall, *(f"{value:.2f}" for value in seconds), built, f"{size:,}"))
+    columns = ("", "recall", "1,000 queries, s", "one query, s", "first answer, s", "building, s", "MB on disk")
+    return Table(columns, tuple(rows))
+
+
 def training_text(cases: dict) -> str:
     columns = ("", *next(iter(cases.values()))["parts_ms"], "scoring, of an epoch")
     rows = []
@@ -163,7 +188,8 @@ def draw(found: dict, key: str, label: str, path: Path) -> None:
 
 def page() -> str:
     """The whole of docs/performance.md."""
-    loss, optimizer, evaluation, training = (load(name) for name in ("loss", "optimizer", "evaluation", "training"))
+    names = ("loss", "optimizer", "evaluation", "training", "search")
+    loss, optimizer, evaluation, training, search = (load(name) for name in names)
     peers = sorted({best_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     made_by = loss["made_by"]
     return TEXT.format(
@@ -179,6 +205,13 @@ def page() -> str:
         evaluation=evaluation_table(evaluation["contenders"], evaluation["queries_apart"]).to_markdown(),
         many=clustering.MANY_CLUSTERS,
         starts=clustering.STARTS,
+        search_vectors=search["vectors"],
+        search_width=search["width"],
+        search_machine=f"{search['made_by']['machine']}, {search['threads']} threads",
+        search_queries=search["queries"],
+        search_count=search["count"],
+        search=search_table(search["cases"]).to_markdown(),
+        compared=finder.COMPARED,
         training=training_text(training["cases"]),
     )
 

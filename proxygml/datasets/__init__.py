@@ -71,8 +71,12 @@ class ImageList:
         kept = np.setdiff1d(np.arange(len(self)), np.asarray(indices, dtype=np.int64))
         if not len(kept):
             raise ValueError(f"none of the {len(self)} images can be used")
-        classes, labels = np.unique(self.labels[kept], return_inverse=True)
-        return self._of_images(kept, labels, classes)
+        return self.only(kept)
+
+    def only(self, indices: np.ndarray) -> "ImageList":
+        """These images alone, their classes numbered anew."""
+        classes, labels = np.unique(self.labels[indices], return_inverse=True)
+        return self._of_images(indices, labels, classes)
 
     def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> "ImageList":
         return replace(

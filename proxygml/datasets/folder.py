@@ -35,12 +35,12 @@ def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageLi
     return divide(paths, classes, [name in test_classes for name in classes], root=root)
 
 
-def list_images(root: Path, start: str = "") -> tuple[list[str], list[str]]:
+def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:
     """Path relative to `root` of every image below root/start, sorted by class and name, and the class of each.
 
     A class is a folder's path below root/start. Hidden files and folders (those that begin with a dot), other endings
     than ENDINGS, links to folders and links that leave `root` are passed over; a warning counts such links, folders
-    without an image, and images that lie in root/start itself and so have no class.
+    without an image, and images that lie in root/start itself and so have no class, unless `loose` is what to call it.
     """
     real_root = os.path.realpath(root)
     names_in: dict[str, list[str]] = {}  # class -> names of its images
@@ -67,7 +67,7 @@ def list_images(root: Path, start: str = "") -> tuple[list[str], list[str]]:
             names_in[folder] = sorted(names)
         elif leaf and folder:
             empty.append(folder)
-    without_class = names_in.pop("", [])
+    without_class = names_in.pop("", []) if loose is None else []
     for left_out, what in (
         (empty, "folders without an image"),
         (links, "links to folders or out of the root"),
@@ -86,8 +86,8 @@ def list_images(root: Path, start: str = "") -> tuple[list[str], list[str]]:
     classes: list[str] = []
     prefix = f"{start}/" if start else ""
     for folder in sorted(names_in):
-        paths += [f"{prefix}{folder}/{name}" for name in names_in[folder]]
-        classes += [folder] * len(names_in[folder])
+        paths += [f"{prefix}{folder}/{name}" if folder else f"{prefix}{name}" for name in names_in[folder]]
+        classes += [folder or loose] * len(names_in[folder])
     return paths, classes
 
 

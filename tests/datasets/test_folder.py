@@ -112,6 +112,13 @@ def test_images_without_a_class_are_counted_and_left_out(tree):
     assert sum(map(len, lists)) == 10
 
 
+def test_images_without_a_class_may_be_given_one(tree):
+    (tree / "loose.jpg").touch()
+    paths, classes = folder.list_images(tree, loose="mine")
+    assert dict(zip(paths, classes, strict=True))["loose.jpg"] == "mine"
+    assert len(paths) == len(folder.list_images(tree / "..", tree.name, loose="mine")[0])
+
+
 def test_links_are_followed_to_files_inside_the_root_only(tree, tmp_path):
     secret = write_image(tmp_path / "elsewhere" / "secret.jpg")
     (tree / "cat" / "inside.jpg").symlink_to(tree / "dog" / "1.jpg")

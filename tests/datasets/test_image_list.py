@@ -30,6 +30,14 @@ def test_a_choice_of_classes_is_numbered_anew_in_its_own_order() -> None:
     assert chosen.open(1).getpixel((0, 0)) == 3
 
 
+def test_a_choice_of_images_keeps_only_their_classes() -> None:
+    chosen = three_classes().only(np.array([1, 3]))
+    assert chosen.paths == ["b", "d"]
+    assert chosen.labels.tolist() == [0, 1]
+    assert chosen.class_names == ("y", "z")
+    assert chosen.open(1).getpixel((0, 0)) == 3
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
