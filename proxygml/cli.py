@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from proxygml.commands.browse import browse
 from proxygml.commands.embeddings import embed, evaluate
 from proxygml.commands.lists import datasets, losses
 from proxygml.commands.paper import paper
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
                     "train": train,
                     "embed": embed,
                     "evaluate": evaluate,
+                    "browse": browse,
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,

@@ -43,6 +43,9 @@ MAY_IMPORT = {
         *("ingredients", "judging", "learning"),
     },
     "training": {"recipes", "datasets", "backbones", "embeddings", "runs", "ingredients", "judging", "sessions"},
+    "browser": {
+        *("recipes", "datasets", "images", "losses", "embeddings", "index", "runs", "ingredients", "training"),
+    },
     "methods": set(),
     "experiments": {
         "recipes",
