@@ -22,17 +22,21 @@ Progress = Callable[[str, int, int, str], None]
 OWN_FEATURES = "these vectors came without the network that made them: open a run, or an index of one, to upload photos"
 
 
-def open_space(path: Path, *, split: str, data: Path | None, progress: Progress) -> Space:
-    """The run, the .npz or the index at `path`; `data` is where its images are, if not where it says."""
+def open_space(place: str, *, split: str, data: Path | None, progress: Progress) -> Space:
+    """The run, the .npz or the index at `place`; `data` is where its images are, if not where it says."""
+    path = Path(place)
     if (path / "recipe.json").is_file():
         return _of_run(Run.open(path), split, data, progress)
-    if path.is_dir():
-        return _of_index(path, data)
+    if path.is_dir() or "://" in place:
+        return _of_index(place, data)
     if not path.exists():
         raise FileNotFoundError(f"no {path}: expected the folder of a run or of an index, or an .npz of embeddings")
     loaded = Embeddings.load(path)
     return Space(
-        path.name, loaded, open_image=_files(loaded.paths, data or _root(loaded.paths, path)), no_upload=OWN_FEATURES
+        path.name,
+        loaded,
+        open_image=_files(loaded.paths, data or _root(loaded.paths, path.parent)),
+        no_upload=OWN_FEATURES,
     )
 
 
@@ -69,21 +73,22 @@ def _of_run(run: Run, split: str, data: Path | None, progress: Progress) -> Spac
     )
 
 
-def _of_index(folder: Path, data: Path | None) -> Space:
-    """All that an index holds; where a run made it, uploads are embedded by the copy of that run."""
-    from proxygml.index import Index
+def _of_index(place: str, data: Path | None) -> Space:
+    """All that an index holds; where it keeps the run that made it, that embeds uploads."""
+    from proxygml.index import open_index
 
-    index = Index.open(folder)
+    index = open_index(place)
     blocks = list(index.blocks())
     if not blocks:
-        raise ValueError(f"{folder} is an empty index: add images to it with proxygml index add")
+        raise ValueError(f"{index.place} holds nothing yet: proxygml index add fills it")
     joined = [np.concatenate([getattr(block, part) for block in blocks]) for part in ("vectors", "labels", "paths")]
-    loaded = Embeddings(*joined, class_names=max((block.class_names for block in blocks), key=len))
-    run = Run.open(folder / "model") if (folder / "model" / "recipe.json").is_file() else None
+    loaded = Embeddings(*joined, class_names=blocks[0].class_names)
+    kept = index.model_folder()
+    run = None if kept is None else Run.open(kept)
     return Space(
-        folder.resolve().name,
+        str(index.place),
         loaded,
-        open_image=_files(loaded.paths, data or _root(loaded.paths, folder)),
+        open_image=_files(loaded.paths, data or _root(loaded.paths, Path())),
         embed_image=None if run is None else embedder(run),
         no_upload=OWN_FEATURES,
         proxies=None if run is None else _proxies(run, run.recipe, None, "test"),
@@ -144,6 +149,6 @@ def _files(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image]
 
 
 def _root(paths: np.ndarray, beside: Path) -> Path | None:
-    """Where relative paths begin: here, or beside the file that names them; None where no first image is there."""
+    """Where relative paths begin: here, or beside the file that names them; None where none of some images is there."""
     some = [str(path) for path in paths[:: max(1, len(paths) // 20)]]
-    return next((root for root in (Path(), beside.parent) if any((root / path).is_file() for path in some)), None)
+    return next((root for root in (Path(), beside) if any((root / path).is_file() for path in some)), None)

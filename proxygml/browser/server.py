@@ -197,11 +197,11 @@ async def _read(request: Request) -> bytes:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at host and port, 0 for a free one."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"expected a port from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, reuse_port=False)
-    except OverflowError as error:
-        raise ValueError(f"expected a port from 0 to 65535, got {port}") from error
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise OSError(
             f"cannot listen on {host}, port {port} ({error.strerror}): choose another --port, 0 takes a free one"
