@@ -28,9 +28,7 @@ class Visit:
         self.hosts: set[str] = set()
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on(
-            "request", lambda request: self.hosts.add(request.url.split("/")[2] if "//" in request.url else "")
-        )
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
     def open(self, hash_: str = "") -> "Visit":
         self.page.goto(f"{self.address}/{hash_}")
