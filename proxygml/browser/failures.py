@@ -11,7 +11,7 @@ import numpy as np
 from proxygml.browser.space import Space
 
 DEPTH = 100  # K: neighbours of each image that are looked at
-BLOCK = 512
+BLOCK = 2048  # images at a time; faiss takes several times longer for fewer
 MOST_PAIRS = 200  # of classes that are told
 
 

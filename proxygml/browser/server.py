@@ -1,5 +1,6 @@
 """The page's server: what it is asked, it answers by an image's number; no path of a request ever becomes a file."""
 
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -203,8 +204,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
-            f"cannot listen on {host}, port {port} ({error.strerror}): choose another --port, 0 takes a free one"
+            f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 is a free one"
         ) from error
 
 

@@ -11,7 +11,7 @@ from proxygml.display import drawn_progress, messages, output
 
 
 def browse(
-    space: Annotated[str, tyro.conf.Positional],
+    space: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
     split: Literal["test", "train"] = "test",
     data: Path | None = None,
     host: str = "127.0.0.1",
@@ -26,7 +26,7 @@ def browse(
     Ctrl-C ends it. Nothing leaves this machine.
 
     Args:
-        space: Folder of a run or of an index, the address of an index, or an .npz with `vectors` (M, D), `labels` (M,).
+        space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
         split: Of a run, its test images, or its training images, whose classes the proxies belong to.
         data: Folder of the images, where they are not where the run or the paths say.
         host: Address to listen on; any other than 127.0.0.1 shows the images to others on the network.

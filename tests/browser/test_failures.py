@@ -84,7 +84,8 @@ def test_one_image_and_one_class_have_no_confusions() -> None:
         assert found.first_right.tolist() == [int(count > 1)] * count
 
 
-def test_it_tells_how_far_it_is_and_ends_when_it_is_told_to() -> None:
+def test_it_tells_how_far_it_is_and_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "BLOCK", 512)
     told = []
     find_failures(random_space(1200), lambda done, total: told.append((done, total)))
     assert told == [(512, 1200), (1024, 1200), (1200, 1200)]

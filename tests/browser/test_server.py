@@ -308,7 +308,7 @@ class TestSafety:
 
 
 def test_a_taken_port_and_one_that_is_none_are_one_line_each() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="another --port") as caught:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="try another --port") as caught:
         listen("127.0.0.1", taken.getsockname()[1])
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="port from 0 to 65535, got 70000"):
