@@ -206,7 +206,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
-            f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 is a free one"
+            f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 for a free one"
         ) from error
 
 
