@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from proxygml.commands.browse import browse
 from proxygml.commands.embeddings import embed, evaluate
 from proxygml.commands.export import export
 from proxygml.commands.lists import datasets, losses
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
                     "export": export,
                     "index": index,
                     "search": search,
+                    "browse": browse,
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,

@@ -47,6 +47,9 @@ MAY_IMPORT = {
     "exported": {"recipes", "datasets", "images", "embeddings"},
     "export": {"recipes", "backbones", "runs", "ingredients", "training", "exported"},
     "galleries": {"datasets", "embeddings", "index", "runs", "ingredients", "sessions", "training"},
+    "browser": {
+        *("recipes", "datasets", "images", "losses", "embeddings", "index", "runs", "ingredients", "training"),
+    },
     "methods": set(),
     "experiments": {
         "recipes",

@@ -1,0 +1,110 @@
+"""The page of `proxygml browse` with 100,000 vectors in a headless Chromium: frames of its map, answers of its server.
+
+    python -m benchmarks.page              # prints the table; --points for another number
+
+Frames are drawn while the map is dragged in circles by a mouse. Least is what a frame's points take where
+nobody else works; calls that find nothing to draw are left out.
+"""
+
+import argparse
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Page, sync_playwright
+
+SCREENS = {"1280 x 800": (1280, 800, 1), "1920 x 1080": (1920, 1080, 1), "1280 x 800, fine (2 x)": (1280, 800, 2)}
+DIMENSIONS, CLASSES = 128, 500
+# Every frame's distance to the one before it, and how long its points took to draw.
+WATCH = """() => {
+  window.gaps = []; window.draws = [];
+  let last = 0;
+  const every = (now) => {
+    if (last) gaps.push(now - last);
+    last = now;
+    window.watching = requestAnimationFrame(every);
+  };
+  const draw = drawPoints;
+  drawPoints = () => { const began = performance.now(); draw(); draws.push(performance.now() - began); };
+  window.unwatch = () => { cancelAnimationFrame(watching); drawPoints = draw; return [gaps, draws]; };
+  window.watching = requestAnimationFrame(every);
+}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--points", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of dragging, on each screen")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "random.npz"
+        write_vectors(path, options.points)
+        command = [sys.executable, "-m", "proxygml", "browse", path, "--port", "0", "--no-open"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                measure(re.search(r"http://\S+", server.stdout.readline())[0], options.seconds)
+            finally:
+                server.terminate()
+
+
+def write_vectors(path: Path, count: int) -> None:
+    """Unit vectors around the centres of some classes."""
+    random = np.random.default_rng(0)
+    labels = np.arange(count) % CLASSES
+    vectors = random.normal(size=(CLASSES, DIMENSIONS))[labels] + 1.2 * random.normal(size=(count, DIMENSIONS))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.savez(path, vectors=vectors.astype(np.float32), labels=labels)
+
+
+def measure(address: str, seconds: float) -> None:
+    """Print a line for each screen, then the server's times."""
+    print("screen                     frames/s   gap ms: median   95 %   points ms: least  median")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (width, height, ratio) in SCREENS.items():
+            size = {"width": width, "height": height}
+            page = browser.new_context(viewport=size, device_scale_factor=ratio).new_page()
+            page.goto(f"{address}/#view=map")
+            until(page, "places !== null && colours !== null && frame === 0")
+            page.evaluate(WATCH)
+            drag(page, seconds)
+            gaps, draws = (np.array(values) for values in page.evaluate("unwatch()"))
+            print(
+                f"{name:26s}{1000 * len(gaps) / gaps.sum():9.0f}{np.median(gaps):17.1f}{np.quantile(gaps, 0.95):7.1f}"
+                f"{draws[draws > 0.5].min():19.1f}{np.median(draws[draws > 0.5]):8.1f}"
+            )
+        asked = "() => { const t = performance.now(); return ask('/api/images/7').then(() => performance.now() - t); }"
+        print(f"nearest of an image: {np.median([page.evaluate(asked) for _ in range(20)]):.0f} ms")
+        began = time.perf_counter()
+        page.evaluate("startJob('failures')")
+        until(page, "jobs.failures.state === 'done'")
+        print(f"failures and confusions of all: {time.perf_counter() - began:.0f} s")
+        browser.close()
+
+
+def drag(page: Page, seconds: float) -> None:
+    """Drag the map in circles."""
+    box = page.locator("#over").bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*middle)
+    page.mouse.down()
+    began, step = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        step += 1
+        page.mouse.move(middle[0] + 100 * math.sin(step / 10), middle[1] + 100 * math.cos(step / 10))
+    page.mouse.up()
+
+
+def until(page: Page, expression: str) -> None:
+    while not page.evaluate(expression):
+        page.wait_for_timeout(50)
+
+
+if __name__ == "__main__":
+    main()

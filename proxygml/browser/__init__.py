@@ -1,0 +1,1 @@
+"""A page on which to look at an embedding space: `proxygml browse`."""

@@ -1,0 +1,154 @@
+"""What can be looked at: a run, an .npz of embeddings, or an index. Each becomes a Space."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from proxygml import embeddings, ingredients, training
+from proxygml.browser.space import Proxies, Space
+from proxygml.datasets import ImageList
+from proxygml.embeddings import Embeddings
+from proxygml.images import Crops
+from proxygml.recipes import Recipe
+from proxygml.runs import Run
+
+Progress = Callable[[str, int, int, str], None]
+OWN_FEATURES = "these vectors came without the network that made them: open a run, or an index of one, to upload photos"
+
+
+def open_space(place: str, *, split: str, data: Path | None, progress: Progress) -> Space:
+    """The run, the .npz or the index at `place`; `data` is where its images are, if not where it says."""
+    path = Path(place)
+    if (path / "recipe.json").is_file():
+        return _of_run(Run.open(path), split, data, progress)
+    if path.is_dir() or "://" in place:
+        return _of_index(place, data)
+    if not path.exists():
+        raise FileNotFoundError(f"no {path}: expected the folder of a run or of an index, or an .npz of embeddings")
+    loaded = Embeddings.load(path)
+    return Space(
+        path.name,
+        loaded,
+        open_image=_files(loaded.paths, data or _root(loaded.paths, path.parent)),
+        no_upload=OWN_FEATURES,
+    )
+
+
+def _of_run(run: Run, split: str, data: Path | None, progress: Progress) -> Space:
+    """Images of a run's dataset, embedded by its network once and kept in its folder."""
+    recipe = run.recipe if data is None else run.recipe.changed({"data": str(data)})
+    kept, images = run.folder / f"embeddings-{split}.npz", None
+    loaded = Embeddings.load(kept) if kept.exists() else None
+    try:
+        both = ingredients.load_images(recipe)
+        images = both[0 if split == "train" else 1]
+    except (OSError, ValueError) as error:
+        if loaded is None or loaded.model != run.mark:
+            raise
+        both = None
+        warnings.warn(f"the images of {run.folder} are not there, only what was kept of them: {error}", stacklevel=2)
+    if loaded is None or loaded.model != run.mark:
+        images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
+        if broken:
+            progress("skipped", 0, 0, f"{broken} images that cannot be read")
+        loaded = training.embed_images(run, images, progress=progress)
+        try:
+            loaded.save(kept)
+        except OSError as error:
+            warnings.warn(f"the embeddings could not be kept, the next time takes as long: {error}", stacklevel=2)
+    maps = images is not None and images.are_maps
+    return Space(
+        f"{run.folder.resolve().name}, {'training' if split == 'train' else 'test'} images",
+        loaded,
+        open_image=None if maps else _of_list(images, loaded.paths),
+        embed_image=None if maps else embedder(run),
+        no_upload="this run learned from a network's maps, not from images" if maps else "",
+        proxies=_proxies(run, recipe, both, split),
+    )
+
+
+def _of_index(place: str, data: Path | None) -> Space:
+    """All that an index holds; where it keeps the run that made it, that embeds uploads."""
+    from proxygml.index import open_index
+
+    index = open_index(place)
+    blocks = list(index.blocks())
+    if not blocks:
+        raise ValueError(f"{index.place} holds nothing yet: proxygml index add fills it")
+    joined = [np.concatenate([getattr(block, part) for block in blocks]) for part in ("vectors", "labels", "paths")]
+    loaded = Embeddings(*joined, class_names=blocks[0].class_names)
+    kept = index.model_folder()
+    run = None if kept is None else Run.open(kept)
+    return Space(
+        str(index.place),
+        loaded,
+        open_image=_files(loaded.paths, data or _root(loaded.paths, Path())),
+        embed_image=None if run is None else embedder(run),
+        no_upload=OWN_FEATURES,
+        proxies=None if run is None else _proxies(run, run.recipe, None, "test"),
+    )
+
+
+def embedder(run: Run) -> Callable[[Image.Image], np.ndarray]:
+    """From an image to its vector (D,) by the network of a run, which is loaded when it is first needed."""
+    loaded, lock = [], threading.Lock()
+
+    def embed(image: Image.Image) -> np.ndarray:
+        with lock:
+            if not loaded:
+                loaded.append(training.load_model(run))
+            crops = Crops(lambda _: image, np.zeros(1, int), size=run.recipe.image_size, test_crop=run.recipe.test_crop)
+            return embeddings.embed(loaded[0], crops, np.array(["upload"])).vectors[0]
+
+    return embed
+
+
+def _proxies(run: Run, recipe: Recipe, both: tuple[ImageList, ImageList] | None, split: str) -> Proxies | None:
+    """The proxies of the best epoch, if the paper's loss trained it and they were not spread over processes."""
+    state = run.load_best().get("loss", {})
+    if recipe.loss != "proxygml" or "proxies" not in state:
+        return None
+    vectors = state["proxies"].float().numpy()  # (C, N, D)
+    classes = np.arange(len(vectors))
+    names = tuple(f"training class {number}" for number in classes)
+    if both is not None:
+        train_images = both[0]
+        # Which classes were trained on, by their number: those not held out.
+        numbered = replace(train_images, class_names=tuple(map(str, range(len(train_images.class_names)))))
+        trained = np.array([int(name) for name in ingredients.hold_out(numbered, recipe.held_out)[0].class_names])
+        if len(trained) == len(vectors):  # with images left out, classes may be others
+            classes, names = trained, tuple(train_images.class_names[number] for number in trained)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of settings that link no negatives, it was warned in training
+        loss = ingredients.build_loss(recipe.changed({"shard": False}), len(vectors))
+    labels = classes if split == "train" and both is not None else np.full(len(vectors), -1)
+    return Proxies(vectors, names, labels, loss.links, loss.positive_bonus, loss.scale)
+
+
+def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Image.Image]:
+    """Image i by its path among the images of a dataset, some of which may not have been embedded."""
+    place = {} if images is None else {path: number for number, path in enumerate(images.paths)}
+
+    def open_image(number: int) -> Image.Image:
+        if (path := str(paths[number])) not in place:
+            raise FileNotFoundError(path)
+        return images.open(place[path])
+
+    return open_image
+
+
+def _files(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image] | None:
+    """Image i from the file that its path names."""
+    return None if root is None else lambda number: Image.open(root / str(paths[number]))
+
+
+def _root(paths: np.ndarray, beside: Path) -> Path | None:
+    """Where relative paths begin: here, or beside the file that names them; None where none of some images is there."""
+    some = [str(path) for path in paths[:: max(1, len(paths) // 20)]]
+    return next((root for root in (Path(), beside) if any((root / path).is_file() for path in some)), None)
