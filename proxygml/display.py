@@ -47,6 +47,7 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
     quoted = shlex.quote(str(folder))
     output.print(
         "What next:\n"
+        f"  {program()} browse {quoted}   shows neighbours, mistakes and a map of the space\n"
         f"  {program()} embed {quoted} --out vectors.npz   gives vectors, labels and paths to your own code\n"
         f"  {program()} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
         "  README.md, 'In your own loop', has the loss in five lines",

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
             ["vectors, random, exact: ", "in groups, hnsw: ", "in groups, ivf-pq: ", "own_recall"],
         ),
         ("scaling --quick", ["bytes of a step", "10,000"]),
+        ("features --quick", ["| ProxyGMLEmbedding |", "| LDA, shrunk |", "LMNN of 32 components"]),
         ("choices --quick", ["as in the paper", "lambda 0", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",

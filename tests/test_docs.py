@@ -30,6 +30,9 @@ PYTHON = [(page, code) for page in PAGES for code in blocks(page, "python")]
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(PYTHON)])
 def test_a_block_of_python_runs(page: Path, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue("exported_files") if page.name == "export.md" else tmp_path
+    if page.name == "features.md":
+        random = np.random.default_rng(0)
+        np.savez(folder / "features.npz", vectors=random.normal(size=(240, 16)), labels=np.arange(240) % 12)
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
 
@@ -129,11 +132,20 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
         assert ("**" in sections[name]) == bool(method.doubt), f"{name}: {method.doubt}"
 
 
-@pytest.mark.parametrize(("results", "page"), [("choices/cub", "paper"), ("methods/glyphs", "methods")])
-def test_a_table_in_the_documents_is_what_its_command_renders_from_results(results: str, page: str) -> None:
+@pytest.mark.parametrize(
+    ("benchmark", "results", "page"),
+    [
+        ("choices", "choices/cub", "paper"),
+        ("methods", "methods/glyphs", "methods"),
+        ("features", "bench/features", "features"),
+    ],
+)
+def test_a_table_in_the_documents_is_what_its_command_renders_from_results(
+    benchmark: str, results: str, page: str
+) -> None:
     import importlib
 
-    module = importlib.import_module(f"benchmarks.{results.split('/')[0]}")
+    module = importlib.import_module(f"benchmarks.{benchmark}")
     found = json.loads((ROOT / "results" / f"{results}.json").read_text())
     assert module.table(found) in (ROOT / "docs" / f"{page}.md").read_text()
 
