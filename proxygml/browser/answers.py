@@ -29,9 +29,11 @@ class Answers:
             self.failures.start()
 
     def end(self) -> None:
-        """End all work."""
+        """End all work, or leave it behind where it does not end at once."""
         for job in self.jobs.values():
             job.cancel()
+        for job in self.jobs.values():
+            job.wait(0.5)
 
     def why_not(self, name: str) -> str:
         """Why a job cannot be done here, or an empty text."""

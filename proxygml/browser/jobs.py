@@ -39,10 +39,10 @@ class Job:
                 self._cancel.set()
                 self.state = "idle"
 
-    def wait(self) -> None:
-        """Until it has ended, if it was begun."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it has ended, if it was begun, at most so long."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def told(self) -> dict[str, str | int]:
         """How far it is, for the page."""

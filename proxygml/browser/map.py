@@ -8,8 +8,10 @@ import multiprocessing
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import faiss
 import numpy as np
@@ -74,16 +76,33 @@ def in_another_process(layout: str, vectors: np.ndarray, report: Report) -> np.n
     """What `tsne` or `umap` gives; the process is ended as soon as `report` raises."""
     context = multiprocessing.get_context("spawn")  # a copy of a process with threads may hang
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(layout, vectors, theirs), daemon=True)
-    process.start()
-    theirs.close()
+    # In a file: what is handed to a process itself has to wait until it has begun, and nothing could end it meanwhile.
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, vectors)
+        file.flush()
+        process = context.Process(target=_work, args=(layout, file.name, theirs), daemon=True)
+        # Ctrl-C goes to all processes of a terminal; this one is not to hear it, since we end it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        try:
+            return _result(process, ours, report)
+        finally:
+            process.terminate()
+            process.join()
+            ours.close()
+
+
+def _result(process: BaseProcess, connection: Connection, report: Report) -> np.ndarray:
+    """What a process sends in the end; what it tells before is passed on to `report`."""
     done, total = 0, 0
     try:
         while True:
             report(done, total)
-            if not ours.poll(LOOK):
+            if not connection.poll(LOOK):
                 continue
-            kind, value = ours.recv()
+            kind, value = connection.recv()
             if kind == "points":
                 return value
             if kind == "error":
@@ -92,22 +111,17 @@ def in_another_process(layout: str, vectors: np.ndarray, report: Report) -> np.n
     except EOFError as error:
         process.join()
         raise ValueError(f"the process that drew the map ended with {process.exitcode}: too little memory?") from error
-    finally:
-        process.terminate()
-        process.join()
-        ours.close()
 
 
-def _work(layout: str, vectors: np.ndarray, connection: Connection) -> None:
+def _work(layout: str, file: str, connection: Connection) -> None:
     """In the other process: sends ("progress", (done, total)), then ("points", (M, 2)) or ("error", text)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one ends us
 
     def told(done: int, total: int) -> None:
         connection.send(("progress", (done, total)))
 
     sys.stdout = sys.stderr = Listener(told)
     try:
-        connection.send(("points", (tsne if layout == "tsne" else umap)(vectors)))
+        connection.send(("points", (tsne if layout == "tsne" else umap)(np.load(file))))
     except Exception as error:
         connection.send(("error", f"{type(error).__name__}: {error}"))
 

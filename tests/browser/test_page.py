@@ -1,8 +1,12 @@
 """The page in a real Chromium: what a person clicks, types, drags and sees."""
 
 import io
+import os
+import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -466,19 +470,17 @@ def test_a_wrong_address_is_a_line_and_not_a_broken_page(visit: Callable[..., Vi
     assert seen.page.evaluate("state.view") == "images"
 
 
-def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
-    import re
-    import signal
-    import urllib.request
-
-    np.savez(tmp_path / "own.npz", vectors=np.random.default_rng(0).normal(size=(3000, 20)), labels=np.arange(3000) % 9)
+def test_ctrl_c_ends_it_and_the_process_that_draws_with_one_line(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(3000, 20))
+    np.savez(tmp_path / "own.npz", vectors=vectors, labels=np.arange(3000) % 9)
     command = [sys.executable, "-m", "proxygml", "browse", tmp_path / "own.npz", "--port", "0", "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         line = process.stdout.readline()
         assert line.startswith("3,000 vectors of 9 classes: http://127.0.0.1:")
         address = re.search(r"http://\S+", line)[0]
         with urllib.request.urlopen(urllib.request.Request(f"{address}/api/jobs/tsne", method="POST")) as answer:
             assert b"running" in answer.read()
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=20)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+        rest, errors = process.communicate(timeout=120)  # which also waits for every process that writes there
     assert (process.returncode, rest, errors) == (130, "", "stopped\n")
