@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
         ("evaluation --quick --dry", ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"]),
         (
             "search --vectors 10500 --dry",
-            ["vectors, random, exact: ", "in groups, hnsw: ", "in groups, ivf-pq: ", "own_recall"],
+            ["random, exact: ", "in groups, hnsw: ", "in groups, ivf-pq: "],
         ),
         ("scaling --quick", ["bytes of a step", "10,000"]),
         ("features --quick", ["| ProxyGMLEmbedding |", "| LDA, shrunk |", "LMNN of 32 components"]),
