@@ -108,7 +108,7 @@ def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Reci
 
 
 def test_where_one_of_two_hangs_the_other_names_itself_and_its_step(tiny: Recipe, tmp_path: Path) -> None:
-    recipe, folder = tiny.changed({"epochs": 200, "timeout": 4.0}), tmp_path / "hangs"
+    recipe, folder = tiny.changed({"epochs": 400, "timeout": 10.0}), tmp_path / "hangs"
     words = [*COMMAND, "train", "glyphs", "--out", str(folder), *options(recipe), "--devices", "2"]
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(words, stderr=said, env=ONE_THREAD)
