@@ -10,9 +10,10 @@ import tyro
 from proxygml.commands.browse import browse
 from proxygml.commands.embeddings import embed, evaluate
 from proxygml.commands.export import export
+from proxygml.commands.index import index
 from proxygml.commands.lists import datasets, losses
 from proxygml.commands.paper import paper
-from proxygml.commands.search import index, search
+from proxygml.commands.search import search
 from proxygml.commands.train import presets, train
 from proxygml.display import messages, output
 from proxygml.launching import is_first_process, may_speak
