@@ -251,9 +251,14 @@ class TestEveryIndex:
         with get_context("spawn").Pool(2) as pool:
             added = pool.starmap(add_in_parts, [(place, False), (place, True)])
         assert sum(added) == len(index) == 1000
+        expected, held = some(1000), {}
+        for block in index.blocks():
+            held |= dict(zip(block.paths, block.vectors, strict=True))
+        np.testing.assert_array_equal([held[path] for path in expected.paths], expected.vectors)
         index.refresh()
-        found = index.search(some(1000).vectors, 1)
-        assert [row[0].path for row in found if row[0].distance == 0] == some(1000).paths.tolist()
+        found = index.search(expected.vectors, 1)
+        nearest = [row[0].path for row in found]
+        assert np.mean(nearest == expected.paths) >= (1 if kind == "exact" else 0.98)  # graphs and lists may miss some
 
 
 def add_in_parts(place: str, backwards: bool) -> int:
@@ -414,3 +419,22 @@ def test_the_kind_that_suits_a_gallery_grows_with_it() -> None:
 def test_the_rooms_of_the_index_do_not_ask_for_torch() -> None:
     for path in Path(folders.__file__).parent.glob("*.py"):
         assert "torch" not in path.read_text()
+
+
+def test_a_graph_is_searched_also_where_another_library_has_changed_faiss(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, faiss.contrib.torch_utils\n"
+        "from pathlib import Path\n"
+        "from proxygml.embeddings import Embeddings\n"
+        "from proxygml.index import Index\n"
+        "vectors = np.random.default_rng(0).normal(size=(50, 8))\n"
+        "index = Index.create(Path(sys.argv[1]), width=8, kind='hnsw')\n"
+        "index.add(Embeddings(vectors, np.arange(50), np.arange(50).astype(str)))\n"
+        "index.remove(['3'])\n"
+        "print(*[hits[0].path for hits in index.search(vectors[:5], 1)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "graph"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second, third, instead, fifth = done.stdout.split()
+    assert (first, second, third, fifth) == ("0", "1", "2", "4")
+    assert instead != "3"

@@ -83,7 +83,9 @@ class Finder:
             selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(sorted(self.removed), np.int64)))
             more = {"sel": selector} if self.removed else {}
             parameters = faiss.SearchParametersHNSW(efSearch=max(EFFORT, 2 * wanted), **more)
-            return self.index.search(vectors, wanted, params=parameters)[1]
+            # faiss.contrib.torch_utils, which pytorch-metric-learning imports, hides it behind one without params.
+            search = getattr(self.index, "search_numpy", self.index.search)
+            return search(vectors, wanted, params=parameters)[1]
         before, faiss.cvar.distance_compute_blas_database_bs = faiss.cvar.distance_compute_blas_database_bs, COMPARED
         try:
             return self.index.search(padded(vectors, self.index.d), wanted)[1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxygml.datasets import table
 from proxygml.datasets.names import Names
 
-TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8))
 
 
 @given(texts=TEXTS, data=st.data())
