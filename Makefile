@@ -27,7 +27,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	for part in loss optimizer evaluation training search; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
+	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 setup: $(VENV)/installed

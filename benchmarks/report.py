@@ -90,8 +90,8 @@ a trained network lie in groups. [search.md](search.md) says which kind is chose
 {search}
 How: a database holds vectors, paths and classes, faiss finds candidates, and those are compared again by their own
 vectors ([`folder.py`](../proxygml/index/folder.py)): of ivf-pq, which keeps a byte for four numbers, ten for each item
-that is asked for. The exact search compares {compared:,} vectors at a time; with 1,024, as faiss does by itself, two
-threads on busy cores took 2.6 times as long, most of it waiting for each other.
+that is asked for. The exact search compares {compared:,} vectors at a time, where faiss by itself takes 1,024: tried by
+hand, two threads then mostly waited for each other.
 
 ## A training step
 Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
