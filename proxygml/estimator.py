@@ -96,6 +96,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def fit(self, X: np.ndarray, y: np.ndarray) -> "ProxyGMLEmbedding":  # noqa: N803 (scikit-learn's name)
         """Learn from features X (M, n_features) and labels y (M,)."""
         features, y = self._checked(X, y, first=True)
+        self.__dict__.pop("_stream", None)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("expected at least two classes, got 1 class: there is nothing to tell apart")
@@ -111,7 +112,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def partial_fit(self, X: np.ndarray, y: np.ndarray) -> "ProxyGMLEmbedding":  # noqa: N803
         """Learn from the next part of a stream, in which there may be new classes.
 
-        Mean and whitening are those of all that was seen, brought up to date whenever it has doubled.
+        Mean and whitening are those of all that was seen, brought up to date whenever it has doubled. A stream begins
+        with the first call, or with the first after `fit`.
         """
         first = not hasattr(self, "_stream")
         features, y = self._checked(X, y, first=first)
@@ -128,9 +130,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             moments.add(features, labels)
             if moments.total >= 2 * head.seen:
                 head.look_at(moments)
-        if len(self.classes_) > 1:
-            self._stream[1].learn(features, labels)
-            self.n_iter_ += 1
+        self._stream[1].learn(features, labels)
+        self.n_iter_ += 1
         return self._take(self._stream[1])
 
     def transform(self, X: np.ndarray) -> np.ndarray:  # noqa: N803
@@ -154,7 +155,9 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         X, y = validate_data(self, X, y, reset=first, dtype=FLOATS, ensure_min_samples=1 + first)  # noqa: N806
         check_classification_targets(y)
         width = X.shape[1] if self.n_components is None else self.n_components
-        require_whole(n_components=width, epochs=self.epochs, batch_size=self.batch_size)
+        require_whole(
+            proxies_per_class=self.proxies_per_class, n_components=width, epochs=self.epochs, batch_size=self.batch_size
+        )
         require_positive(learning_rate=self.learning_rate)
         self.whitening_ = UNJUDGED[0] if self.whitening is None else self.whitening
         self.sharpening_ = UNJUDGED[1] if self.sharpening is None else self.sharpening
@@ -177,6 +180,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return Head(
             moments,
             width=width,
+            proxies_per_class=self.proxies_per_class,
             whiten=self.whitening_,
             shrinkage=self.shrinkage,
             sharpen=self.sharpening_,

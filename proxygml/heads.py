@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxygml.losses.proxygml import ProxyGMLLoss
 
@@ -126,6 +126,7 @@ class Head:
         moments: Moments,
         *,
         width: int,
+        proxies_per_class: int,
         whiten: float,
         shrinkage: float,
         sharpen: float,
@@ -145,7 +146,7 @@ class Head:
             spread = self.space.T @ moments.within() @ self.space + 2 * means.T @ means  # (D, D): means count twice
             self.start = torch.from_numpy(np.linalg.eigh(spread)[1][:, -width:].copy()).float()  # (D, d)
         self.turn = torch.zeros_like(self.start, requires_grad=True)
-        self.loss: ProxyGMLLoss | None = None
+        self.proxies = nn.Parameter(torch.empty(0, proxies_per_class, width))  # of the classes that it has met
 
     def look_at(self, moments: Moments) -> None:
         """Take mean, whitening and sharpening from what has been seen by now."""
@@ -162,11 +163,16 @@ class Head:
         return transformed(features, self.mean, self.components())
 
     def learn(self, features: np.ndarray, labels: np.ndarray) -> None:
-        """One epoch of features (M, D) with labels (M,) in 0..C-1, each of which it has met or meets now."""
+        """One epoch of features (M, D) with labels (M,) in 0..C-1, each of which it has met or meets now.
+
+        Of a first class alone there is nothing to learn but proxies.
+        """
         samples = F.normalize(torch.from_numpy((features - self.mean) @ self.space).float(), dim=1)  # (M, D)
         labels = torch.from_numpy(labels)
         order = torch.randperm(len(samples), generator=self.random)
         self._welcome(samples, labels, order)
+        if len(self.proxies) < 2:
+            return
         for rows in order.split(min(self.batch_size, -(-len(order) // FEWEST_STEPS))):
             loss = self.loss(samples[rows] @ (self.start + self.turn), labels[rows])
             self.optimizer.zero_grad()
@@ -175,23 +181,24 @@ class Head:
 
     def _welcome(self, samples: Tensor, labels: Tensor, order: Tensor) -> None:
         """Give new classes proxies, at samples of theirs."""
-        known = 0 if self.loss is None else self.loss.num_classes
-        num_classes = int(labels.max()) + 1
+        known, num_classes = len(self.proxies), int(labels.max()) + 1
         if known >= num_classes:
             return
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
-            loss = self.make_loss(num_classes)
         order = order[labels[order].argsort(stable=True)]  # class by class
         counts = labels.bincount(minlength=num_classes)[known:, None]  # (new, 1)
         first = len(labels) - counts.flip(0).cumsum(0).flip(0)  # (new, 1): where the samples of a class begin
-        places = first + torch.arange(loss.proxies.shape[1]) % counts  # (new, N)
+        places = first + torch.arange(self.proxies.shape[1]) % counts  # (new, N)
         with torch.no_grad():
             new = F.normalize(samples[order[places]] @ (self.start + self.turn), dim=-1)  # (new, N, d)
-            loss.proxies.copy_(new if known == 0 else torch.cat([self.loss.proxies, new]))
-        self.loss = loss
+            self.proxies = nn.Parameter(torch.cat([self.proxies, new]))
+        if num_classes < 2:
+            return
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+            self.loss = self.make_loss(num_classes)
+        self.loss.proxies = self.proxies
         groups = [
             # A step of Adam moves each of D entries of a column: divided by D, it turns a vector as far for any D.
             {"params": [self.turn], "lr": self.learning_rate / len(self.turn)},
-            {"params": loss.parameters(), "lr": PROXY_LEARNING_RATE},
+            {"params": [self.proxies], "lr": PROXY_LEARNING_RATE},
         ]
         self.optimizer = torch.optim.Adam(groups, fused=True)

@@ -133,11 +133,21 @@ def test_a_stream_in_parts_with_new_classes_is_learned_from() -> None:
     np.testing.assert_array_equal(revived.components_, model.partial_fit(features[:50], names[labels[:50]]).components_)
 
 
-def test_a_stream_that_begins_with_one_class_waits_for_another() -> None:
-    features, labels = birds(3)
-    model = ProxyGMLEmbedding(random_state=0).partial_fit(features[:12], labels[:12])
-    assert model.n_iter_ == 0
+def test_a_stream_may_bring_one_class_after_another() -> None:
+    features, labels = birds(40)
+    unseen, expected = birds(40, seed=1)
+    model = ProxyGMLEmbedding(random_state=0)
+    for label in range(40):
+        model.partial_fit(features[labels == label], labels[labels == label])
+        assert np.isfinite(model.transform(unseen)).all()
+    assert recall(model.transform(unseen), expected) > recall(unseen, expected) + 5
+
+
+def test_fit_ends_a_stream() -> None:
+    features, labels = birds(4)
+    model = ProxyGMLEmbedding(random_state=0, epochs=2).partial_fit(features, labels).fit(features[:, :10], labels)
     assert model.partial_fit(features, labels).n_iter_ == 1
+    assert model.transform(features).shape == features.shape
 
 
 def test_it_works_with_names_in_pipelines_and_searches() -> None:
