@@ -51,6 +51,8 @@ def may_speak(error: Exception) -> bool:
     if not is_first_process():
         time.sleep(LAST_WORDS)  # where the first fails alike, it speaks
     if WORD not in os.environ:  # another launcher, which ends the others when the first has ended
+        if not is_first_process():
+            time.sleep(LAST_WORDS)
         return True
     if isinstance(error, LostOthersError):
         time.sleep(2 * LAST_WORDS)

@@ -43,5 +43,5 @@ def test_under_another_launcher_the_others_give_the_first_time_to_speak(
     assert waited == []
     monkeypatch.setenv("RANK", "1")
     assert may_speak(ValueError("the same"))
-    assert len(waited) == 1
+    assert sum(waited) == 2 * launching.LAST_WORDS
     assert Path(word).exists()
