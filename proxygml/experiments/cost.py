@@ -1,5 +1,6 @@
 """What a step of each method costs in time and memory, beside ProxyGML's, measured one after another in one go."""
 
+import math
 import resource
 import statistics
 from pathlib import Path
@@ -49,10 +50,11 @@ def measure(recipe: Recipe, folder: Path) -> dict:
 
 
 def _ratio(found: Found, name: str, key: str) -> Range:
-    """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes."""
+    """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes of several."""
     ours = statistics.median(run[key] for run in found.arms["proxygml"])
     multiples = [run[key] / ours for run in found.arms[name]]
-    return Range(statistics.median(multiples), (max(multiples) - min(multiples)) / 2)
+    spread = (max(multiples) - min(multiples)) / 2 if len(multiples) > 1 else math.nan
+    return Range(statistics.median(multiples), spread)
 
 
 def table(found: Found, dataset: str) -> Table:
@@ -60,8 +62,7 @@ def table(found: Found, dataset: str) -> Table:
     for name, runs in found.arms.items():
         cells = [f"{1000 * statistics.median(run['step_seconds'] for run in runs):.1f}"]
         for key in MEASURED:
-            ratio = _ratio(found, name, key)
-            cells.append(f"{ratio.mean:.2f} ± {ratio.half_width:.2f}")
+            cells.append(f"{_ratio(found, name, key):.2f}")
         pairs = zip(PAPER.get(name, ()), PAPER["proxygml"], strict=False)
         theirs = [f"{one / ours:.2f}" for one, ours in pairs] or ["-"] * 3
         rows.append((starred(name), *cells, *theirs))

@@ -40,10 +40,14 @@ class Range(NamedTuple):
     mean: float
     half_width: float
 
-    def __str__(self) -> str:
+    def __format__(self, digits: str) -> str:
         if math.isnan(self.mean):
             return "-"
-        return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
+        shown = format(self.mean, digits or ".1f")
+        return shown if math.isnan(self.half_width) else f"{shown} ± {format(self.half_width, digits or '.1f')}"
+
+    def __str__(self) -> str:
+        return format(self)
 
 
 @dataclass(frozen=True)
