@@ -9,6 +9,7 @@ which `python -m benchmarks.report` makes docs/performance.md.
 import argparse
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -120,10 +121,13 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
     proxy_gradient = torch.ones(case.classes * case.per_class, case.classes, device=device) if case.weight else None
 
     @torch.no_grad()
-    def limit() -> None:
-        """Lengths of the proxies, and the products that make scores and gradients; nothing else."""
+    def products(*, normalised: bool) -> None:
+        """Unit proxies, or their lengths alone, and the products that make scores and gradients; nothing else."""
         proxies = ours.proxies.flatten(0, 1)
-        torch.linalg.vector_norm(proxies, dim=1)
+        if normalised:
+            proxies = F.normalize(proxies, dim=1)
+        else:
+            torch.linalg.vector_norm(proxies, dim=1)
         samples @ proxies.T
         score_gradient @ proxies
         score_gradient.T @ samples
@@ -132,7 +136,10 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
             proxy_gradient @ sums
             proxy_gradient.T @ proxies
 
-    return calls | {"products alone": limit}
+    return calls | {
+        "normalisation and products": partial(products, normalised=True),
+        "lengths and products": partial(products, normalised=False),
+    }
 
 
 def measure(case: Case, seconds: float, *, all_of_them: bool = True) -> dict:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
     ("command", "shown"),
     [
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
-        ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "products alone"]),
+        ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "lengths and products"]),
         ("evaluation --quick --dry", ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"]),
         (
             "search --vectors 10500 --dry",

@@ -10,7 +10,7 @@ section 3, whose symbols are called here:
     W         similarity   (B, k)     S of these links; all other entries of W are 0
     Y^p       classes      (B, k)     classes of the linked proxies, whose one-hot rows Y^p has
     Z         scores       (B, k)     labels propagated to the sample: one sum of links for each class they reach
-    M         reached      (B, k)     the class that each column of the scores is of; -1: of none
+    M         reached      (B, k)     the class that each column of the scores is of, if of any
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
@@ -24,14 +24,14 @@ import warnings
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
-from proxygml.losses.subgraphs import classify_proxies, link, link_gradients
+from proxygml.losses.subgraphs import classify_proxies, invert_lengths, link, link_gradients, straighten
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
+NO_CLASS = -(2**62)  # below whatever labels of other processes are here
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
 
 
@@ -116,9 +116,8 @@ class ProxyGMLLoss(nn.Module):
         labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):  # exp of a sum of N cosines overflows float16
-            samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()  # which needs no gradient
-            loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, None)
+            loss, *terms = Equations.apply(embeddings.to(precision), proxies.to(precision), labels, self, None)
         self.last_terms = Terms(*terms)
         return loss
 
@@ -159,14 +158,16 @@ class Equations(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx,
-        samples: Tensor,
+        embeddings: Tensor,
         proxies: Tensor,
         labels: Tensor,
         settings: "ProxyGMLLoss",
         together: Together | None,
     ) -> tuple[Tensor | None, ...]:
-        """Unit samples (B, D), proxies (C, N, D) of any length, labels (B,)."""
+        """Embeddings (B, D) and proxies (C, N, D) of any length, labels (B,)."""
         classes, per_class, _ = proxies.shape
+        inverse_lengths = invert_lengths(embeddings)  # (B,)
+        samples = embeddings * inverse_lengths[:, None]  # (B, D)
         # Eq. 2 to 4: I, and of W the entries that are not 0
         links = link(
             *(samples, proxies, labels, min(settings.links, classes * per_class), settings.positive_bonus),
@@ -184,6 +185,8 @@ class Equations(torch.autograd.Function):
             gradients = link_gradients(
                 samples, proxies, links, slopes, sparse=settings.sparse_gradient, straight=straight
             )
+            straighten(gradients[0], embeddings, inverse_lengths)
+            gradients[0].mul_(inverse_lengths[:, None])
 
         loss, proxy_loss = sample_loss.clone(), None
         if settings.proxy_weight > 0:  # Eq. 8 to 11: lambda L^p
@@ -210,13 +213,13 @@ def propagate(similarity: Tensor, classes: Tensor, num_classes: int) -> tuple[Te
 
     Similarity (B, k) and classes (B, k) of the links, ascending, -> scores (B, k) of the classes that are reached,
     which these are (B, k), and in which column (B, k) the class of each link is. A sample reaches as many classes as
-    it does: the columns that it does not need are -1, as is what is no class below `num_classes`.
+    it does: the columns that it does not need are NO_CLASS, as is what is no class below `num_classes`.
     """
     new = classes.diff(dim=1, prepend=classes.new_full((len(classes), 1), -1)) != 0  # (B, k)
     column = new.cumsum(dim=1) - 1  # (B, k)
-    scores = torch.zeros_like(similarity).scatter_add(1, column, similarity)
-    reached = torch.full_like(classes, -1).scatter(1, column, classes)
-    return scores, reached.masked_fill_(reached == num_classes, -1), column
+    scores = torch.zeros_like(similarity).scatter_add_(1, column, similarity)
+    reached = torch.full_like(classes, NO_CLASS).scatter_(1, column, classes)
+    return scores, reached.masked_fill_(reached == num_classes, NO_CLASS), column
 
 
 def masked_cross_entropy(
@@ -230,8 +233,8 @@ def masked_cross_entropy(
     number of all classes.
     """
     there = reached >= 0  # (B, k): M, from the links, since Z == 0 may be
-    own = there & (reached == labels[:, None])  # (B, k): Y^s
-    masked = scores.masked_fill(~there, -math.inf)
+    own = (reached == labels[:, None]).to(scores.dtype)  # (B, k): Y^s
+    masked = scores.where(there, -math.inf)
     highest = masked.amax(dim=1)  # (B,)
     if together is not None:
         highest = together.highest(highest)
@@ -246,7 +249,7 @@ def masked_cross_entropy(
     if unmasked is not None:
         total, counted = total + (unmasked - classes) * (-highest).exp(), torch.ones_like(counted)
     costs = (total.log() + highest - own_score).where(counted > 0, NO_POSITIVE_LINK)  # (B,)
-    slope = (exponents / total[:, None] - own.to(scores.dtype)) * (counted / len(scores))[:, None]  # (B, k)
+    slope = (exponents / total[:, None] - own) * (counted / len(scores))[:, None]  # (B, k)
     return costs.mean(), slope, unlinked
 
 

@@ -83,13 +83,13 @@ class ShardedProxyGMLLoss(nn.Module):
         labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
         with torch.autocast(embeddings.device.type, enabled=False):
-            samples = gather_rows(F.normalize(embeddings.to(precision), dim=-1), self.group, shared=True)  # (B, D)
+            embeddings = gather_rows(embeddings.to(precision), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True)  # (B,)
-            check_values(samples, labels, self.num_classes)  # on all processes alike, so that none waits for another
+            check_values(embeddings, labels, self.num_classes)  # on all processes alike, so that none waits for another
             labels = labels - self.first_class  # 0 for the first class here
             together = _Processes(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
-            loss, *terms = Equations.apply(samples, proxies.to(precision), labels, self, together)
+            loss, *terms = Equations.apply(embeddings, proxies.to(precision), labels, self, together)
         self.last_terms = Terms(*terms)
         return loss
 

@@ -19,7 +19,7 @@ HELD = 2**21  # similarities at a time, however many proxies there are: fresh me
 HELD_ON_GPU = 2**27
 FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
 BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing; all divide the first
-MANY_COLUMNS = 2**13  # proxies; from here on tiles and two rounds take less time than one product and one round
+MANY = 2**13  # proxies; from here on tiles and two rounds take less time than one product and one round
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
@@ -29,6 +29,7 @@ class Links(NamedTuple):
     linked: Tensor  # (B, k): the proxies, counted 0..CN-1, that each sample is linked to, ascending; CN is none
     cosines: Tensor  # (B, k): of sample and proxy
     inverse_lengths: Tensor  # (CN,): 1 / length of every proxy
+    complete: bool  # no link is none
 
 
 def link(
@@ -46,13 +47,14 @@ def link(
     """
     per_class, vectors = proxies.shape[1], proxies.flatten(0, 1)  # (CN, D)
     own = labels[:, None] * per_class + torch.arange(per_class, device=labels.device)  # (B, N)
-    linked, cosines, inverse_lengths = _nearest(samples, vectors, own, links, positive_bonus)
+    nearest = _nearest_of_few if len(vectors) < MANY else _nearest_of_many
+    linked, cosines, inverse_lengths = nearest(samples, vectors, own, links, positive_bonus)
     if among_all is not None:
         positive = linked // per_class == labels[:, None]  # (B, k)
         chosen = among_all(cosines + positive_bonus * positive)  # (B, k)
         linked, order = linked.where(chosen, len(vectors)).sort(dim=1)  # (B, k)
         cosines = cosines.gather(1, order)
-    return Links(linked, cosines, inverse_lengths)
+    return Links(linked, cosines, inverse_lengths, complete=among_all is None)
 
 
 def link_gradients(
@@ -65,9 +67,12 @@ def link_gradients(
     `straighten` gives it.
     """
     vectors = proxies.flatten(0, 1)  # (CN, D)
-    sample, column = (links.linked < len(vectors)).nonzero(as_tuple=True)  # (L,) each: all links, sample by sample
-    linked = links.linked[sample, column]  # (L,)
-    weights = slopes[sample, column] * links.inverse_lengths[linked]  # (L,): g / |p|
+    linked, slopes, cosines = links.linked.flatten(), slopes.flatten(), links.cosines.flatten()  # (L,) each
+    sample = torch.arange(len(linked), device=linked.device) // links.linked.shape[1]  # (L,), ascending
+    if not links.complete:
+        there = (linked < len(vectors)).nonzero()[:, 0]
+        linked, slopes, cosines, sample = (each[there] for each in (linked, slopes, cosines, sample))
+    weights = slopes * links.inverse_lengths[linked]  # (L,): g / |p|
     touched = None  # the proxies whose gradient is returned; None: all
     if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not sparse:
         matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
@@ -82,7 +87,7 @@ def link_gradients(
         proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
     if straight:
         along = torch.zeros_like(links.inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
-        along.index_add_(0, linked, weights * links.cosines[sample, column])
+        along.index_add_(0, linked, weights * cosines)
         _subtract(proxy_gradient, vectors, along * links.inverse_lengths, touched)
     if touched is None:
         return sample_gradient, proxy_gradient.view_as(proxies)
@@ -97,17 +102,31 @@ def _sums_of_rows(vectors: Tensor, rows: Tensor, weights: Tensor, counts: Tensor
     return F.embedding_bag(rows, vectors, counts.cumsum(0) - counts, per_sample_weights=weights, mode="sum")
 
 
-def _nearest(
+def _nearest_of_few(
     samples: Tensor, vectors: Tensor, own: Tensor, links: int, positive_bonus: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The k proxies (B, k) of each sample that rank first, ascending, their cosines (B, k), 1 / length of all (CN,).
 
     Ranked by cosine, to which `positive_bonus` is added for the proxies of a sample's own class, `own` (B, N).
     """
+    inverse_lengths = invert_lengths(vectors)
+    cosines = (samples @ vectors.T).mul_(inverse_lengths)  # (B, CN), Eq. 2: S
+    own, here = _within(own, len(vectors))
+    own_cosines = cosines.gather(1, own)  # (B, N)
+    cosines.scatter_add_(1, own, positive_bonus * here.to(cosines.dtype))  # Eq. 3: S + S^pos
+    linked = cosines.topk(links, sorted=False).indices.sort(dim=1).values  # (B, k), Eq. 4: I
+    cosines.scatter_(1, own, own_cosines)  # S again; a difference would round
+    return linked, cosines.gather(1, linked), inverse_lengths
+
+
+def _nearest_of_many(
+    samples: Tensor, vectors: Tensor, own: Tensor, links: int, positive_bonus: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same part by part: what has been ranked is forgotten but for the k first so far."""
     total, per_class = len(vectors), own.shape[1]
     inverse_lengths = samples.new_empty(total)
     width = min(total, max(1, at_a_time(vectors) // len(samples)))
-    held = _empty_tiles(samples, width, many=total >= MANY_COLUMNS)
+    held = _empty_tiles(samples, width)
     own_cosines = samples.new_empty(own.shape)
     nearest, ranks = own[:, :0], samples[:, :0]  # (B, up to k) so far
     for part in parts(total, width):
@@ -137,15 +156,14 @@ def _within(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return moved, moved == places
 
 
-def _empty_tiles(samples: Tensor, width: int, *, many: bool) -> Tensor:
-    """Room for the similarities of samples (B, D) and `width` of many proxies or of few: (tiles, B, columns of a tile).
+def _empty_tiles(samples: Tensor, width: int) -> Tensor:
+    """Room for the similarities of samples (B, D) and `width` proxies: (tiles, B, columns of a tile).
 
     A product in tiles of some hundred columns takes two thirds of the time of a wide one, and the largest entries in
-    the same place of some tiles are found along their rows. Few proxies are one tile.
+    the same place of some tiles are found along their rows.
     """
-    columns = max(1, min(_rows(samples), width) // BLOCKS[0]) if many else width
-    tiles = _rounded_up(-(-width // columns)) if many else 1
-    return samples.new_empty(tiles, len(samples), columns)
+    columns = max(1, min(_rows(samples), width) // BLOCKS[0])
+    return samples.new_empty(_rounded_up(-(-width // columns)), len(samples), columns)
 
 
 def _rounded_up(tiles: int) -> int:
@@ -163,20 +181,21 @@ def _cosines(samples: Tensor, vectors: Tensor, inverse_lengths: Tensor, tiles: T
     for part in parts(whole, max(1, _rows(vectors) // columns)):
         rows = slice(part.start * columns, part.stop * columns)
         side = vectors[rows].view(-1, columns, vectors.shape[1])  # (tiles, columns, D)
-        _inverse_lengths(vectors[rows], out=inverse_lengths[rows])
+        invert_lengths(vectors[rows], out=inverse_lengths[rows])
         torch.bmm(samples.expand(len(side), -1, -1), side.transpose(1, 2), out=tiles[part])
         tiles[part] *= inverse_lengths[rows].view(-1, 1, columns)
     rows = slice(whole * columns, len(vectors))  # less than a tile
-    tiles = tiles[: 1 if len(tiles) == 1 else _rounded_up(-(-len(vectors) // columns))]
+    tiles = tiles[: _rounded_up(-(-len(vectors) // columns))]
     tiles[whole:] = -torch.inf
     if rows.start < rows.stop:
-        _inverse_lengths(vectors[rows], out=inverse_lengths[rows])
+        invert_lengths(vectors[rows], out=inverse_lengths[rows])
         tiles[whole, :, : rows.stop - rows.start] = (samples @ vectors[rows].T).mul_(inverse_lengths[rows])
     return tiles
 
 
-def _inverse_lengths(vectors: Tensor, out: Tensor) -> None:
-    torch.linalg.vector_norm(vectors, dim=1, out=out).clamp_min_(SHORTEST).reciprocal_()
+def invert_lengths(vectors: Tensor, out: Tensor | None = None) -> Tensor:
+    """1 / length of vectors (P, D): (P,)."""
+    return torch.linalg.vector_norm(vectors, dim=1, out=out).clamp_min_(SHORTEST).reciprocal_()
 
 
 def _places(values: Tensor, columns: Tensor) -> Tensor:
@@ -189,10 +208,10 @@ def _places(values: Tensor, columns: Tensor) -> Tensor:
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Columns (B, count) of the largest entries of each row, in any order, and these: values (tiles, B, columns).
 
-    With many columns in two rounds: the blocks with the largest maxima hold all of them.
+    In two rounds where few are asked for: the blocks with the largest maxima hold all of them.
     """
     tiles, _, columns = values.shape
-    size = next((size for size in BLOCKS if tiles > 1 and tiles * columns >= 4 * count * size), 1)
+    size = next((size for size in BLOCKS if tiles * columns >= 4 * count * size), 1)
     if size == 1:
         ranks, found = _along_rows(values).topk(count, sorted=False)
         return found, ranks
@@ -207,7 +226,7 @@ def _larger(values: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     As many for every row; others are among them.
     """
     tiles, _, columns = values.shape
-    size = BLOCKS[0] if tiles > 1 else 1
+    size = BLOCKS[0]
     maxima = _maxima(values, size)
     exceeding = (maxima > edge).nonzero()[:, 0]  # of each such block the row; sum() is slower
     block = maxima.topk(int(exceeding.bincount(minlength=1).amax()), sorted=False).indices  # (B, some)
@@ -271,12 +290,12 @@ def classify_proxies(
     for part in parts(len(drawn), max(1, at_a_time(vectors) // classes)):
         scores = (drawn[part] @ sums.T).mul_(scale[part, None])  # (rows, C), Eq. 8, 9: Z^p
         log_probability = scores.log_softmax(dim=1)  # Eq. 10
-        own = (order[part] // per_class)[:, None]  # (rows, 1)
-        loss -= share * log_probability.gather(1, own).sum()  # Eq. 11
+        own = order[part] // per_class  # (rows,)
+        loss += share * F.nll_loss(log_probability, own, reduction="sum")  # Eq. 11
         if gradient is None:
             continue
         error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
-        error.scatter_add_(1, own, error.new_full(own.shape, -1))
+        error.scatter_add_(1, own[:, None], error.new_full((len(own), 1), -1))
         error *= share * scale[part, None]
         if everyone:
             rows_gradient[part].addmm_(error, sums)
@@ -291,8 +310,7 @@ def classify_proxies(
 
 def straighten(gradient: Tensor, vectors: Tensor, inverse_lengths: Tensor) -> None:
     """Take from each row of a gradient (P, D) what points along its vector, whose length makes no difference."""
-    few = max(1, _rows(vectors) // 8)  # of which the products take no fresh memory, which is dear
-    for part in parts(len(vectors), few):
+    for part in parts(len(vectors), _rows(vectors)):
         along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()  # (rows,)
         gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
 

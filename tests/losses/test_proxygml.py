@@ -62,9 +62,9 @@ def problems(draw: st.DrawFn) -> dict:
 PATHS = {  # which of the ways through subgraphs.py are taken
     "gradients by matrix products": {"FEW_LINKS": 0},
     "gradients by sums over links": {"FEW_LINKS": 1},
-    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
-    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,), "MANY_COLUMNS": 1},
-    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2), "MANY_COLUMNS": 1},
+    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1, "MANY": 1},
+    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,), "MANY": 1},
+    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2), "MANY": 1},
     "rows of a sparse gradient": {"NUMBERS": 6},
 }
 
@@ -268,7 +268,7 @@ class TestLimitCases:
 
     def test_only_the_nearest_positives_are_kept_when_there_are_fewer_links_than_proxies(self) -> None:
         proxies = at_cosines([0.1, 0.9, 0.5], [1.0, 1.0, 1.0])
-        linked, cosines, _ = link(EAST, proxies, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
+        linked, cosines, *_ = link(EAST, proxies, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
         assert linked.tolist() == [[1, 2]]
         assert cosines[0].tolist() == pytest.approx([0.9, 0.5])
 
@@ -499,11 +499,11 @@ def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> N
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 1  # Z^p
-    assert calls["aten::bmm"] == 2  # similarities, and the sums of classes
+    assert calls["aten::mm"] == 2  # similarities and Z^p
+    assert calls["aten::bmm"] == 1  # the sums of classes
     assert calls["aten::addmm_"] == 2  # gradients of proxies and of the sums of classes
-    assert calls["aten::_embedding_bag"] == 2  # gradients of the links
-    assert calls["aten::topk"] <= 4
+    assert sum(calls.get(f"aten::_embedding_bag{form}", 0) for form in ("", "_forward_only")) == 2  # and of the links
+    assert calls["aten::topk"] == 1
 
 
 def test_gradients_add_up_when_a_graph_is_used_twice_or_the_loss_is_scaled() -> None:
