@@ -188,8 +188,9 @@ class Equations(torch.autograd.Function):
             straighten(gradients[0], embeddings, inverse_lengths)
             gradients[0].mul_(inverse_lengths[:, None])
 
-        loss, proxy_loss = sample_loss.clone(), None
-        if settings.proxy_weight > 0:  # Eq. 8 to 11: lambda L^p
+        if settings.proxy_weight == 0:
+            loss, proxy_loss = sample_loss.clone(), None
+        else:  # Eq. 8 to 11: lambda L^p
             classify = classify_proxies if together is None else together.classify_proxies
             weighted = classify(
                 proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
@@ -241,13 +242,15 @@ def masked_cross_entropy(
     if unmasked is not None:
         highest = highest.clamp_min(0)
     exponents = (masked - highest[:, None]).exp_()  # (B, k)
-    sums = torch.stack([exponents.sum(dim=1), (scores * own).sum(dim=1), own.sum(dim=1), there.sum(dim=1)])  # (4, B)
+    sums = [exponents.sum(dim=1), (scores * own).sum(dim=1), own.sum(dim=1)]  # (B,) each
+    if unmasked is not None:
+        sums.append(there.sum(dim=1))
     if together is not None:
-        sums = together.total(sums)
-    total, own_score, counted, classes = sums  # (B,) each
+        sums = together.total(torch.stack(sums))
+    total, own_score, counted, *classes = sums
     unlinked = 1 - counted.mean()
     if unmasked is not None:
-        total, counted = total + (unmasked - classes) * (-highest).exp(), torch.ones_like(counted)
+        total, counted = total + (unmasked - classes[0]) * (-highest).exp(), torch.ones_like(counted)
     costs = (total.log() + highest - own_score).where(counted > 0, NO_POSITIVE_LINK)  # (B,)
     slope = (exponents / total[:, None] - own) * (counted / len(scores))[:, None]  # (B, k)
     return costs.mean(), slope, unlinked
