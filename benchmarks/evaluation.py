@@ -87,7 +87,7 @@ CONTENDERS: dict[str, Callable[[np.ndarray, np.ndarray], dict[str, float] | None
 
 def peak_megabytes(name: str, folder: str, threads: int) -> float:
     """What a contender takes above embeddings and libraries; to be called in a fresh process."""
-    vectors, labels = (np.load(Path(folder) / f"{part}.npy") for part in ("vectors", "labels"))
+    vectors, labels = (np.load(Path(folder) / f"{part}.npy", allow_pickle=False) for part in ("vectors", "labels"))
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         few = labels < 300

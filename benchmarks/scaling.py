@@ -85,7 +85,7 @@ def bytes_by_formula(processes: int) -> int:
 def measure(classes: int, processes: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(work, (processes, classes, folder), nprocs=processes)
-        found = [torch.load(f"{folder}/{rank}.pt") for rank in range(processes)]
+        found = [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in range(processes)]
     return found[0] | {
         "classes": classes,
         "processes": processes,

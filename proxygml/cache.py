@@ -5,6 +5,7 @@ changes gets a new one, several runs share a folder, and what an interrupted run
 """
 
 import hashlib
+import re
 import shutil
 import threading
 import warnings
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, open_image
 from proxygml.datasets.check import Problem, find_problems
 from proxygml.files import written_whole
 from proxygml.images import resized, upright_size
@@ -34,9 +35,9 @@ class Cache:
     def open(self, photo: Path) -> Image.Image:
         """The copy of a photo where there is one, else the photo itself: an `open_file` for an ImageList."""
         try:
-            return Image.fromarray(np.load(self.copy_of(photo), mmap_mode="r"))
+            return Image.fromarray(np.load(self.copy_of(photo), mmap_mode="r", allow_pickle=False))
         except (OSError, ValueError, EOFError):  # no copy, or one that is damaged
-            return Image.open(photo)
+            return open_image(photo)
 
     def copy_of(self, photo: Path) -> Path:
         """Where the copy of a photo is or would be."""
@@ -107,7 +108,9 @@ class _Room:
     """How much more the folder may hold, and which copies are there."""
 
     def __init__(self, folder: Path, most_bytes: int, wanted: set[Path]) -> None:
-        copies = {path: path.stat() for path in folder.glob("*.npy")}
+        # By their names: the folder may hold arrays of others, which no recipe that was sent may have deleted.
+        own = [path for path in folder.glob("*.npy") if re.fullmatch("[0-9a-f]{32}", path.stem)]
+        copies = {path: path.stat() for path in own}
         newest_first = sorted(copies, key=lambda path: copies[path].st_mtime, reverse=True)
         self.spare = [path for path in newest_first if path not in wanted]
         self.sizes = {path: status.st_size for path, status in copies.items()}

@@ -1,5 +1,6 @@
 """What the command line shows: tables of scores, progress bars, what to do next."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -9,13 +10,39 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from proxygml.experiments import tables
 from proxygml.losses import Method
 from proxygml.recipes import Recipe
 
-output = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to
-messages = Console(stderr=True, soft_wrap=True)
+# What a terminal obeys instead of showing it, what turns the direction of a line, and halves of characters.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def spelled_out(text: str) -> str:
+    """A text in which whatever a terminal would not show stands as it does in Python: \\x1b; lines and tabs stay."""
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_one_line(name: str) -> str:
+    """A name, as of a file, that cannot pretend to be lines of its own."""
+    return spelled_out(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
+class PlainConsole(Console):
+    """A console on which names of files and classes stay what they are: [red], :smile: and escapes are only text."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: object) -> Text:
+        """What rich makes of every text that it is given, also of those in tables."""
+        return super().render_str(spelled_out(text), **options)
+
+
+output = PlainConsole(width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to
+messages = PlainConsole(stderr=True)
 
 
 def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
@@ -114,18 +141,19 @@ def drawn_progress() -> Iterator[Callable[[str, int, int, str], None]]:
     """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
     times = {"no_wrap": True, "min_width": len("0:00:00")}  # the note gives way where the terminal is narrow
     bars = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
         TimeElapsedColumn(table_column=Column(**times)),
         TextColumn("left"),
         TimeRemainingColumn(table_column=Column(**times)),
-        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=messages,
         disable=not messages.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int, note: str) -> None:
+        note = spelled_out(note)
         if total == 0:
             messages.print(f"{what}: {note}", highlight=False, markup=False)
             return

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from proxygml import ingredients, training
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, open_image
 from proxygml.datasets.check import Problem, find_problems
 from proxygml.datasets.folder import list_images
 from proxygml.datasets.table import image_list
@@ -105,7 +104,7 @@ def add_images(index: AnyIndex, run: Run, images: ImageList, progress: Progress)
 
 def name_of(images: ImageList, path: str) -> str:
     """What an index calls an image: the absolute path of its file, or its name where it is no file of its own."""
-    is_file = images.pixels is None and images.open_file is Image.open
+    is_file = images.pixels is None and images.open_file is open_image
     return os.path.abspath(os.path.join(images.root or ".", path)) if is_file else path
 
 

@@ -89,12 +89,21 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     grey = ~np.isin(labels[shown], coloured)
     axis.scatter(*points[grey].T, s=6, c="#d0d0d0", linewidths=0)
     colours = [f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["#000000", "#b8860b", "#00008b"]  # no grey
+    groups = []
     for label, colour in zip(coloured, colours, strict=False):
         chosen = points[labels[shown] == label]
-        axis.scatter(*chosen.T, s=22, color=colour, linewidths=0, label=shorten(class_names[label], 45))
-    figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+        groups.append(axis.scatter(*chosen.T, s=22, color=colour, linewidths=0))
+    names = [_readable(class_names[label]) for label in coloured]
+    legend = figure.legend(groups, names, loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # $ is a letter of a name here, not the begin of a formula
     axis.set(title="Embeddings of classes never seen in training (t-SNE)", xticks=[], yticks=[])
     _save(figure, path)
+
+
+def _readable(name: str) -> str:
+    """A class name as it fits a legend, without what no typeface has."""
+    return shorten("".join(letter if letter.isprintable() else "\ufffd" for letter in name), 45)
 
 
 def _show_framed(axis: object, image: Image.Image, colour: str) -> None:

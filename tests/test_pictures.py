@@ -1,7 +1,9 @@
 """Pictures: that they are drawn from any legal log and space, and look as they say."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -48,3 +50,14 @@ def test_a_map_is_drawn_of_few_images_too(tmp_path: Path, images: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(images, 5)).astype(np.float32)
     draw_map(vectors, np.arange(images) // 2, [f"class {n}" for n in range(images)], tmp_path / "map.png")
     assert pixels_of(tmp_path / "map.png").std() > 0
+
+
+def test_names_of_classes_are_neither_formulas_nor_tags_nor_hidden(tmp_path: Path) -> None:
+    names = ["<script>alert(1)</script>", "$x^$", "_background", "a\x1b[31mb", r"$\frac{1}$"]
+    vectors = np.random.default_rng(0).normal(size=(20, 4))
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # texts as texts
+        draw_map(vectors, np.arange(20) % 5, names, tmp_path / "map.svg")
+    drawn = (tmp_path / "map.svg").read_text()
+    texts = {"".join(element.itertext()) for element in ElementTree.fromstring(drawn).iter() if "text" in element.tag}
+    assert {names[0], names[1], names[2], "a\ufffd[31mb", names[4]} <= texts
+    assert "<script" not in drawn

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +127,11 @@ def _load(network_class: type[nn.Module], config: object, folder: Path, name: st
             f"no model.safetensors for hf:{name} in {folder}: only safetensors weights are loaded, since other files "
             "can carry code; convert them with save_pretrained"
         )
+    index = folder / "model.safetensors.index.json"
+    named = _read(index).get("weight_map") if index.is_file() else {}
+    strange = [file for file in dict(named or {}).values() if not re.fullmatch(r"[\w.-]+\.safetensors", str(file))]
+    if strange:
+        raise ValueError(f"{index} names {strange[0]!r}: only safetensors files in the same folder are loaded")
     with _quiet():
         network, report = network_class.from_pretrained(
             folder, config=config, use_safetensors=True, output_loading_info=True

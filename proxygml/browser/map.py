@@ -121,7 +121,7 @@ def _work(layout: str, file: str, connection: Connection) -> None:
 
     sys.stdout = sys.stderr = Listener(told)
     try:
-        connection.send(("points", (tsne if layout == "tsne" else umap)(np.load(file))))
+        connection.send(("points", (tsne if layout == "tsne" else umap)(np.load(file, allow_pickle=False))))
     except Exception as error:
         connection.send(("error", f"{type(error).__name__}: {error}"))
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from proxygml import embeddings, ingredients, training
 from proxygml.browser.space import Proxies, Space
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, open_image
 from proxygml.embeddings import Embeddings
 from proxygml.images import Crops
 from proxygml.recipes import Recipe
@@ -35,7 +35,7 @@ def open_space(place: str, *, split: str, data: Path | None, progress: Progress)
     return Space(
         path.name,
         loaded,
-        open_image=_files(loaded.paths, data or _root(loaded.paths, path.parent)),
+        open_image=_files_below(loaded.paths, data or _root(loaded.paths, path.parent)),
         no_upload=OWN_FEATURES,
     )
 
@@ -135,20 +135,44 @@ def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Ima
     """Image i by its path among the images of a dataset, some of which may not have been embedded."""
     place = {} if images is None else {path: number for number, path in enumerate(images.paths)}
 
-    def open_image(number: int) -> Image.Image:
+    def open_listed(number: int) -> Image.Image:
         if (path := str(paths[number])) not in place:
             raise FileNotFoundError(path)
         return images.open(place[path])
 
-    return open_image
+    return open_listed
 
 
 def _files(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image] | None:
     """Image i from the file that its path names."""
-    return None if root is None else lambda number: Image.open(root / str(paths[number]))
+    return None if root is None else lambda number: open_image(root / str(paths[number]))
+
+
+def _files_below(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image] | None:
+    """As `_files`, but none that lies outside `root`: whoever sent an .npz is not to choose which files are shown."""
+    if root is None:
+        return None
+    real = root.resolve()
+
+    def file(path: str) -> Path | None:
+        found = (real / path).resolve()
+        return found if found.is_relative_to(real) else None
+
+    if any(file(path) is None for path in _some(paths)):
+        warnings.warn(f"images outside {real} are not shown: name the folder that holds them with --data", stacklevel=2)
+
+    def open_below(number: int) -> Image.Image:
+        if (found := file(str(paths[number]))) is None:
+            raise PermissionError(f"{paths[number]} lies outside {real}")
+        return open_image(found)
+
+    return open_below
 
 
 def _root(paths: np.ndarray, beside: Path) -> Path | None:
     """Where relative paths begin: here, or beside the file that names them; None where none of some images is there."""
-    some = [str(path) for path in paths[:: max(1, len(paths) // 20)]]
-    return next((root for root in (Path(), beside) if any((root / path).is_file() for path in some)), None)
+    return next((root for root in (Path(), beside) if any((root / path).is_file() for path in _some(paths))), None)
+
+
+def _some(paths: np.ndarray) -> list[str]:
+    return [str(path) for path in paths[:: max(1, len(paths) // 20)]]

@@ -1,6 +1,7 @@
 """Images for the page: small ones of what is shown, kept in bounded memory, and uploads that may be anything."""
 
 import io
+import os
 import threading
 import warnings
 from collections import OrderedDict
@@ -9,12 +10,13 @@ from html import escape
 from PIL import Image
 
 from proxygml.browser.space import Space
+from proxygml.datasets import open_image
+from proxygml.datasets.check import MOST_PIXELS as MOST_SHOWN
 from proxygml.images import resized, upright_size
 
 SIDES = (96, 224, 512)  # pixels of the longer side; no other size is made
 MOST_KEPT = 64 * 2**20  # bytes
 MOST_PIXELS = 64_000_000  # of an upload: a small file may hold a picture that fills the memory
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "PPM")  # others call programs, as EPS does
 
 
 class Thumbnails:
@@ -22,6 +24,7 @@ class Thumbnails:
 
     def __init__(self, space: Space, most_kept: int = MOST_KEPT) -> None:
         self._space, self._most_kept, self._lock = space, most_kept, threading.Lock()
+        self._room = threading.BoundedSemaphore(os.cpu_count() or 1)  # large photos that are decoded at a time
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self.size = 0  # bytes that are kept
 
@@ -32,7 +35,9 @@ class Thumbnails:
                 self._kept.move_to_end((image, side))
                 return _typed(self._kept[image, side])
         try:
-            with self._space.open_image(image) as opened:
+            with self._room, self._space.open_image(image) as opened:
+                if opened.width * opened.height > MOST_SHOWN:
+                    return tile("too large")
                 contents = shrunk(opened, side)
         except FileNotFoundError:
             return tile("the file is gone")
@@ -79,7 +84,7 @@ def read_upload(contents: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(contents), formats=FORMATS)
+            image = open_image(io.BytesIO(contents))
         if image.width * image.height > MOST_PIXELS:
             raise Image.DecompressionBombError
         image.load()

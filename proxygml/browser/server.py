@@ -1,5 +1,6 @@
 """The page's server: what it is asked, it answers by an image's number; no path of a request ever becomes a file."""
 
+import asyncio
 import os
 import secrets
 import socket
@@ -15,20 +16,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from proxygml.browser import guards
 from proxygml.browser.answers import Answers
 from proxygml.browser.pictures import SIDES, Thumbnails, read_upload
 from proxygml.browser.space import Space
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LARGEST_UPLOAD = 20 * 2**20  # bytes
+UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, since each may take half a gigabyte; and how long one may take to arrive
+MOST_CONNECTIONS = 200  # others are told to come again
 PAGE = Path(__file__).with_name("page.html")
 Layout = Literal["pca", "tsne", "umap"]
 Count = Annotated[int, Query(ge=1, le=200)]
 
 
-def create_app(space: Space, *, only_local: bool = True) -> FastAPI:
-    """The page for a space. `only_local` refuses requests that name another host than this machine."""
+def create_app(space: Space, *, token: str | None = None) -> FastAPI:
+    """The page for a space: for this machine alone, or for whoever has the token."""
     answers, thumbnails = Answers(space), Thumbnails(space)
+    uploads = asyncio.Semaphore(UPLOADS)
     mark = secrets.token_urlsafe(8)  # of this server: pictures that a browser kept of another one are not shown
 
     @asynccontextmanager
@@ -42,8 +46,11 @@ def create_app(space: Space, *, only_local: bool = True) -> FastAPI:
 
     @app.middleware("http")
     async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        refusal = _refusal(request, only_local)
-        response = JSONResponse({"error": refusal}, 403) if refusal else await call_next(request)
+        if token is not None and guards.brings(request, token):
+            response = guards.admitted(token, mark)
+        else:
+            refusal = guards.refusal(request, token, mark)
+            response = JSONResponse({"error": refusal}, 403) if refusal else await call_next(request)
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
@@ -104,11 +111,14 @@ def create_app(space: Space, *, only_local: bool = True) -> FastAPI:
     async def upload(request: Request, count: Count = 24) -> dict:
         if space.embed_image is None:
             raise HTTPException(409, space.no_upload)
-        contents = await _read(request)
-        try:
-            return await run_in_threadpool(lambda: answers.upload(read_upload(contents), count))
-        except ValueError as error:
-            raise HTTPException(415, str(error)) from error
+        async with uploads:
+            try:
+                contents = await asyncio.wait_for(_read(request), UPLOAD_SECONDS)
+                return await run_in_threadpool(lambda: answers.upload(read_upload(contents), count))
+            except asyncio.TimeoutError as error:
+                raise HTTPException(408, f"the file took more than {UPLOAD_SECONDS:.0f} s to arrive") from error
+            except ValueError as error:
+                raise HTTPException(415, str(error)) from error
 
     @app.get("/api/confusions")
     def confusions() -> list[dict]:
@@ -167,21 +177,6 @@ def _existing(number: int, space: Space) -> int:
     return number
 
 
-def _refusal(request: Request, only_local: bool) -> str:
-    """Why a request is refused, or an empty text.
-
-    A page of another site may send requests to this machine, under its own name (DNS rebinding) or ours.
-    """
-    host = request.headers.get("host", "")
-    name = host.rsplit(":", 1)[0].strip("[]") if not host.endswith("]") else host.strip("[]")
-    if only_local and name.lower() not in LOOPBACK:
-        return f"this page is for {LOOPBACK[0]} alone, not for {name[:100]}: open it there, or start it with --host"
-    origin = request.headers.get("origin")
-    if origin is not None and origin.split("://")[-1] != host:
-        return "requests from pages of other sites are refused"
-    return ""
-
-
 async def _read(request: Request) -> bytes:
     """The body of a request; refused as soon as it is known to be too large."""
     too_large = HTTPException(413, f"the file is larger than {LARGEST_UPLOAD // 2**20} MB: make it smaller")
@@ -219,5 +214,14 @@ def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> 
             await super().startup(sockets)
             ready()
 
-    config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, lifespan="on")
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        lifespan="on",
+        limit_concurrency=MOST_CONNECTIONS,
+        proxy_headers=False,  # what a request says of where it comes from is nobody's word but its own
+        server_header=False,
+    )
     Announced(config).run(sockets=[listening])

@@ -29,7 +29,8 @@ def browse(
         space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
         split: Of a run, its test images, or its training images, whose classes the proxies belong to.
         data: Folder of the images, where they are not where the run or the paths say.
-        host: Address to listen on; any other than 127.0.0.1 shows the images to others on the network.
+        host: Address to listen on; with any other than 127.0.0.1 whoever has the printed address, which holds a
+            token, sees the images.
         port: Port to listen on; 0 takes a free one.
         open: Open the page in a browser.
     """
@@ -37,14 +38,16 @@ def browse(
 
     for name in ("fastapi", "uvicorn"):
         library(name, extra="browse", user="browse")
+    from proxygml.browser.guards import LOOPBACK, new_token
     from proxygml.browser.opening import open_space
-    from proxygml.browser.server import LOOPBACK, create_app, listen, serve
+    from proxygml.browser.server import create_app, listen, serve
 
     with listen(host, port) as listening:  # first: embedding may take minutes
         with drawn_progress() as progress:
             shown = open_space(space, split=split, data=data, progress=progress)
         name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}"
+        token = None if host in LOOPBACK else new_token()
+        address = f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else "")
 
         def ready() -> None:
             output.print(
@@ -52,9 +55,9 @@ def browse(
                 highlight=False,
                 markup=False,
             )
-            if host not in LOOPBACK:
-                messages.print(f"warning: everybody who reaches {host} can see these images", highlight=False)
+            if token:
+                messages.print(f"warning: whoever has this address and reaches {host} can see these images")
             if open:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        serve(create_app(shown, only_local=host in LOOPBACK), listening, ready)
+        serve(create_app(shown, token=token), listening, ready)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from proxygml.display import drawn_progress, messages, output
+from proxygml.display import drawn_progress, in_one_line, messages, output
 
 if TYPE_CHECKING:
     from proxygml.datasets import ImageList
@@ -125,7 +125,7 @@ def info(index: Place, json: bool = False) -> None:
         recall = _measured_recall(held, progress)
     known = {**held.about, "items": len(held), "classes": len(held.class_names), "recall@10": recall}
     if json:
-        output.print_json(data=known)
+        output.print_json(data=known, ensure_ascii=True)
     else:
         for name, value in known.items():
             output.print(f"{name:12s}{value}", highlight=False, markup=False)
@@ -223,8 +223,7 @@ def _measured_recall(index: "AnyIndex", progress: "Progress") -> float:
 
 def show_problems(added: "Added") -> None:
     for problem in added.problems[:MOST_LINES]:
-        path = problem.path.encode(errors="backslashreplace").decode()  # a name may be no text
-        messages.print(f"skipped {path}: {problem.reason}", highlight=False, markup=False)
+        messages.print(f"skipped {in_one_line(problem.path)}: {problem.reason}", highlight=False, markup=False)
     if len(added.problems) > MOST_LINES:
         messages.print(f"skipped {len(added.problems) - MOST_LINES:,} more images that cannot be read", highlight=False)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.display import drawn_progress, output, show_losses
+from proxygml.display import drawn_progress, in_one_line, output, show_losses
 
 MOST_FINDINGS = 50  # lines of a check that found more
 
@@ -47,7 +47,7 @@ def datasets(
         with drawn_progress() as progress:
             told = partial(progress, f"opening {split} images", note="")
             problems = find_problems(images, decode=True, progress=told)
-        findings += [f"{problem.path}: {problem.reason}" for problem in problems]
+        findings += [f"{in_one_line(problem.path)}: {problem.reason}" for problem in problems]
     for finding in findings[:MOST_FINDINGS]:
         output.print(finding, highlight=False, markup=False)
     if len(findings) > MOST_FINDINGS:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.markup import escape
 from rich.table import Table
 
 from proxygml.commands.index import Place, show_problems
-from proxygml.display import drawn_progress, messages, output
+from proxygml.display import drawn_progress, in_one_line, messages, output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +67,7 @@ def search(
             }
             for name, hits in zip(names, found, strict=True)
         ]
-        output.print_json(data=entries)
+        output.print_json(data=entries, ensure_ascii=True)  # a terminal obeys nothing in it
     else:
         show_hits(names, found, similar=similar)
     gone = sorted(
@@ -84,10 +83,10 @@ def show_hits(queries: "Sequence[str]", found: "Sequence[Sequence[Hit]]", *, sim
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("similarity" if similar else "distance", justify="right")
         table.add_column("class", no_wrap=True)
-        table.add_column(f"nearest to {escape(query)}", no_wrap=True)
+        table.add_column(f"nearest to {in_one_line(query)}", no_wrap=True)
         for hit in hits:
             figure = hit.similarity if similar else hit.distance
-            table.add_row(f"{figure:.4f}", escape(hit.label), escape(hit.path))
+            table.add_row(f"{figure:.4f}", in_one_line(hit.label), in_one_line(hit.path))
         output.print(table)
 
 

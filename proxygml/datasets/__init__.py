@@ -3,12 +3,28 @@
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from PIL import Image
 
 from proxygml.datasets.names import Names
+
+# What a file is, its first bytes say, whatever it is called. Other formats call programs, as EPS does Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "MPO", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000")
+
+
+def open_image(file: Path | IO[bytes]) -> Image.Image:
+    """The image in a file, not yet decoded, if it is of one of FORMATS."""
+    return Image.open(file, formats=_known_formats())
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # of older Pillows some lack AVIF
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,7 @@ class ImageList:
     class_names: tuple[str, ...]  # C original names or ids, for reports
     root: Path | None = None
     pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8; or maps (M, 2, F, h, w), see maps.py
-    open_file: Callable[[Path], Image.Image] = Image.open
+    open_file: Callable[[Path], Image.Image] = open_image
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, open_image
 
 MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: where Pillow itself begins to warn of a bomb
 Keep = Callable[[int, Image.Image], None]  # reads image `index`, which was opened
@@ -102,7 +102,7 @@ def _problems_among(images: ImageList, indices: Iterable[int], decode: bool, kee
 def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> str | None:
     """Why image `index` cannot be used, in one line, or None."""
     try:
-        if images.open_file is Image.open:  # otherwise it is no file of its own
+        if images.open_file is open_image:  # otherwise it is no file of its own
             status = os.stat(os.path.join(images.root or ".", images.paths[index]))
             if not stat.S_ISREG(status.st_mode):
                 return "not a file"  # opening a pipe would wait for ever

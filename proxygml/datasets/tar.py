@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, open_image
 from proxygml.datasets.folder import ENDINGS
 from proxygml.datasets.names import Names
 from proxygml.datasets.table import divide, split_classes
@@ -55,7 +55,7 @@ def open_member(path: Path) -> Image.Image:
     contents = os.pread(_opened(file), int(size), int(offset))
     if len(contents) < int(size):
         raise OSError(f"{file} ends before {path.name}: it was cut short since it was listed")
-    return Image.open(io.BytesIO(contents))
+    return open_image(io.BytesIO(contents))
 
 
 @lru_cache(maxsize=64)

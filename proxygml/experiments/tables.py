@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import dataclass
 
 
@@ -14,17 +15,19 @@ class Table:
 
     def to_markdown(self) -> str:
         """As GitHub shows it; numbers stand to the right of the first column."""
-        lines = [self.columns, tuple("---" if place == 0 else "---:" for place in range(len(self.columns))), *self.rows]
-        return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+        rule = tuple("---" if place == 0 else "---:" for place in range(len(self.columns)))
+        lines = [map(_for_markdown, self.columns), rule, *(map(_for_markdown, row) for row in self.rows)]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_csv(self) -> str:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        lines = [map(_for_csv, line) for line in (self.columns, *self.rows)]
+        csv.writer(text, lineterminator="\n").writerows(lines)
         return text.getvalue()
 
     def to_latex(self) -> str:
         """A tabular of the package booktabs."""
-        lines = [" & ".join(map(_escape, line)) + r" \\" for line in (self.columns, *self.rows)]
+        lines = [" & ".join(map(_for_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
         shape = "l" + "r" * (len(self.columns) - 1)
         body = "\n".join([lines[0], r"\midrule", *lines[1:]])
         return f"\\begin{{tabular}}{{{shape}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
@@ -34,5 +37,15 @@ SPECIAL = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "^": r"\^
 SPECIAL |= {"{": r"\{", "}": r"\}", "\\": r"\textbackslash{}", "λ": r"$\lambda$", "≥": r"$\ge$"}
 
 
-def _escape(text: str) -> str:
+def _for_latex(text: str) -> str:
     return "".join(SPECIAL.get(letter, letter) for letter in text)
+
+
+def _for_markdown(text: str) -> str:
+    """A cell that stays one: no other column, no other line, no tag of HTML."""
+    return " ".join(text.replace("|", r"\|").replace("<", "&lt;").split("\n"))
+
+
+def _for_csv(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula; numbers with a sign are none."""
+    return f"'{text}" if re.match(r"[=@\t\r]|[+-][^\d.\s]", text) else text

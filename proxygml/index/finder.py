@@ -105,14 +105,25 @@ class Finder:
                 other.unlink(missing_ok=True)
 
     @classmethod
-    def read(cls, folder: Path, kind: str) -> "Finder | None":
-        """What `write` wrote, if anything that can be read: the database has all of it too."""
+    def read(cls, folder: Path, kind: str, width: int) -> "Finder | None":
+        """What `write` wrote of vectors (width,), if anything that can be read: the database has all of it too."""
         for path in folder.glob(f"{kind}-*.faiss"):
             try:
-                return cls(kind, faiss.read_index(str(path)), int(path.stem.rsplit("-", 1)[1]))
-            except (RuntimeError, ValueError):
+                found, last = faiss.read_index(str(path)), int(path.stem.rsplit("-", 1)[1])
+            except (RuntimeError, ValueError, MemoryError):
                 continue  # damaged, or replaced by another process
+            if _is_ours(found, kind, width):
+                return cls(kind, found, last)
         return None
+
+
+def _is_ours(index: faiss.Index, kind: str, width: int) -> bool:
+    """Whether this is of the sort that `Finder.new` makes: a file of that name may hold any index of faiss."""
+    if kind == "ivf-pq":
+        lists = faiss.downcast_InvertedLists(index.invlists) if type(index) is faiss.IndexIVFPQ else None
+        return type(lists) is faiss.ArrayInvertedLists and index.d == PIECE * -(-width // PIECE)
+    graph = faiss.downcast_index(index.index) if type(index) is faiss.IndexIDMap2 else None
+    return type(graph) is faiss.IndexHNSWFlat and index.d == graph.d == width
 
 
 def lists_for(count: int) -> int:

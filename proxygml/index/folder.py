@@ -204,7 +204,7 @@ class Index:
         count = len(self)
         finder = self._finder
         if finder is None and self.folder is not None and self.kind != "exact":
-            finder = Finder.read(self.folder, self.kind)
+            finder = Finder.read(self.folder, self.kind, self.width)
         if finder is not None:
             self._leave_out_removed(finder)
         if finder is None or not finder.fits(self.kind, count):

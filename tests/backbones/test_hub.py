@@ -171,6 +171,23 @@ def test_only_safetensors_are_loaded(transformers, tmp_path):
         Hub(str(tmp_path))
 
 
+@pytest.mark.parametrize("named", ["pytorch_model.bin", "../elsewhere/model.safetensors", "/tmp/model.safetensors"])
+def test_an_index_of_weights_may_name_only_safetensors_beside_it(transformers, tmp_path, named):
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return open, (str(tmp_path / "it-was-run"), "w")
+
+    tiny(transformers, "vit").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
+    torch.save({"embeddings.cls_token": Bomb()}, tmp_path / "pytorch_model.bin")
+    index = {"metadata": {}, "weight_map": {"embeddings.cls_token": named}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="only safetensors files in the same folder are loaded") as caught:
+        Hub(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "it-was-run").exists()
+
+
 def test_weights_that_lack_a_layer_are_refused_by_name(transformers, tmp_path):
     tiny(transformers, "dinov2").save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from proxygml import ingredients, training
 from proxygml.browser.opening import embedder, open_space
@@ -122,6 +123,21 @@ def test_an_npz_finds_its_images_beside_it_or_where_it_is_told(photos: Path, mon
     assert size_of(opened(photos / "photos" / "vectors.npz"), 5) == (300, 200)
     monkeypatch.chdir(photos / "photos")
     assert size_of(opened(Path("vectors.npz")), 5) == (300, 200)
+
+
+def test_an_npz_that_was_sent_shows_no_file_outside_its_folder(photos: Path) -> None:
+    folder, secret = photos / "photos", photos / "secret.png"
+    Image.new("RGB", (5, 5)).save(secret)
+    (folder / "link.png").symlink_to(secret)
+    names = np.array(["red/0.jpg", "../secret.png", str(secret), "link.png", str(folder / "red/1.jpg")])
+    np.savez(folder / "sent.npz", vectors=np.eye(5), labels=np.arange(5), paths=names)
+    with pytest.warns(UserWarning, match="are not shown: name the folder that holds them with --data"):
+        space = opened(folder / "sent.npz")
+    assert size_of(space, 0) == size_of(space, 4) == (300, 200)
+    for number in (1, 2, 3):
+        with pytest.raises(PermissionError, match="lies outside"):
+            space.open_image(number)
+    assert size_of(opened(folder / "sent.npz", data=photos), 2) == (5, 5)
 
 
 def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> None:

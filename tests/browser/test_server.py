@@ -1,9 +1,15 @@
 """What the server answers, and what it refuses."""
 
+import asyncio
 import io
+import re
 import socket
 import struct
+import threading
+import time
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +17,11 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from proxygml.browser import server
+from proxygml.browser import pictures, server
 from proxygml.browser.pictures import SIDES, Thumbnails
 from proxygml.browser.server import create_app, listen
 from proxygml.browser.space import Proxies, Space
+from proxygml.commands.browse import browse
 from proxygml.embeddings import Embeddings
 
 
@@ -285,10 +292,6 @@ class TestSafety:
     def test_the_names_of_this_machine_are_not(self, client: TestClient, host: str) -> None:
         assert client.get("/api/space", headers={"host": host}).status_code == 200
 
-    def test_on_a_network_any_name_is_taken(self, colours: Space) -> None:
-        client = TestClient(create_app(colours, only_local=False), base_url="http://machine.lan")
-        assert client.get("/api/space").status_code == 200
-
     def test_pages_of_other_sites_may_not_ask(self, client: TestClient) -> None:
         for origin in ("http://evil.example", "null", "http://127.0.0.1:9999"):
             refused = client.post("/api/uploads", content=picture(), headers={"origin": origin})
@@ -302,9 +305,148 @@ class TestSafety:
             assert headers["x-content-type-options"] == "nosniff"
             assert "access-control-allow-origin" not in headers
 
+    @pytest.mark.parametrize("site", ["cross-site", "same-site"])
+    def test_not_even_a_picture_is_shown_on_a_page_of_another_site(self, client: TestClient, site: str) -> None:
+        seen = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
+        for path in ("/thumbnails/0", "/api/space", "/"):
+            assert client.get(path, headers=seen).status_code == 403
+        link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
+        assert client.get("/", headers=link).status_code == 200
+        assert client.get("/thumbnails/0", headers=link).status_code == 403
+
+    @pytest.mark.parametrize("site", ["none", "same-origin"])
+    def test_what_this_page_or_a_person_asks_for_is_shown(self, client: TestClient, site: str) -> None:
+        assert client.get("/thumbnails/0", headers={"sec-fetch-site": site}).status_code == 200
+
     def test_there_are_no_other_pages(self, client: TestClient) -> None:
         for path in ("/docs", "/redoc", "/openapi.json"):
             assert client.get(path).status_code == 404
+
+
+TOKEN = "the-token"
+
+
+@pytest.fixture
+def on_a_network(colours: Space) -> TestClient:
+    return TestClient(create_app(colours, token=TOKEN), base_url="http://machine.lan:8765", follow_redirects=False)
+
+
+class TestToken:
+    """On a network: whoever has the token, under whatever name, and nobody else."""
+
+    @pytest.mark.parametrize("path", ["/", "/api/space", "/thumbnails/0", "/api/images/0", "/nothing", "/?token="])
+    def test_without_it_everything_is_refused(self, on_a_network: TestClient, path: str) -> None:
+        refused = on_a_network.get(path)
+        assert (refused.status_code, list(refused.json())) == (403, ["error"])
+        assert "needs its token" in refused.json()["error"]
+        assert TOKEN not in refused.text
+
+    @pytest.mark.parametrize("wrong", ["x", TOKEN[:-1], TOKEN + "x", "caf\u00e9", "%ff"])
+    def test_a_wrong_one_is_refused(self, on_a_network: TestClient, wrong: str) -> None:
+        refused = on_a_network.get(f"/?token={wrong}")
+        assert refused.status_code == 403
+        assert not refused.cookies
+
+    def test_it_is_changed_for_a_cookie_and_leaves_the_address(self, on_a_network: TestClient) -> None:
+        answer = on_a_network.get(f"/?token={TOKEN}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=lax" in cookie
+        assert on_a_network.get("/").status_code == 200
+        assert on_a_network.get("/thumbnails/0").status_code == 200
+        assert on_a_network.post("/api/uploads", content=picture()).status_code == 200
+
+    def test_it_opens_the_page_and_nothing_else(self, on_a_network: TestClient) -> None:
+        assert on_a_network.get(f"/api/space?token={TOKEN}").status_code == 403
+        assert on_a_network.post(f"/api/jobs/pca?token={TOKEN}").status_code == 403
+
+    def test_another_server_has_another_cookie(self, on_a_network: TestClient, colours: Space) -> None:
+        on_a_network.get(f"/?token={TOKEN}")
+        other = TestClient(create_app(colours, token=TOKEN), base_url="http://machine.lan:8766")
+        other.cookies = on_a_network.cookies
+        assert other.get("/api/space").status_code == 403
+
+    def test_with_it_pages_of_other_sites_may_still_not_ask(self, on_a_network: TestClient) -> None:
+        on_a_network.get(f"/?token={TOKEN}")
+        assert on_a_network.post("/api/jobs/pca", headers={"origin": "http://evil.example"}).status_code == 403
+        assert on_a_network.get("/api/space", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+
+
+class TestLimits:
+    """What one who asks too much gets."""
+
+    def test_no_more_than_two_uploads_are_decoded_at_a_time(self, colours: Space) -> None:
+        under_way, most, lock = 0, 0, threading.Lock()
+        embed = colours.embed_image
+
+        def counted(image: Image.Image) -> np.ndarray:
+            nonlocal under_way, most
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            time.sleep(0.02)
+            with lock:
+                under_way -= 1
+            return embed(image)
+
+        colours.embed_image = counted
+        with TestClient(create_app(colours), base_url="http://127.0.0.1") as client, ThreadPoolExecutor(6) as pool:
+            sent = [pool.submit(client.post, "/api/uploads", content=picture()) for _ in range(6)]
+            assert [each.result().status_code for each in sent] == [200] * 6
+        assert 1 <= most <= server.UPLOADS
+
+    def test_an_upload_that_never_arrives_ends(self, colours: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.05)
+        app, sent = create_app(colours), []
+        headers = [(b"host", b"127.0.0.1"), (b"content-length", b"1000")]
+        scope = {"type": "http", "method": "POST", "path": "/api/uploads", "query_string": b"", "headers": headers}
+        asked = 0
+
+        async def receive() -> dict:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                return {"type": "http.request", "body": b"begin", "more_body": True}
+            return await asyncio.Event().wait()
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        asyncio.run(asyncio.wait_for(app(scope, receive, send), 60))
+        assert sent[0]["status"] == 408
+
+    def test_an_image_too_large_to_be_decoded_is_a_tile(
+        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pictures, "MOST_SHOWN", 300 * 200 - 1)
+        answer = client.get("/thumbnails/4")
+        assert answer.headers["content-type"] == "image/svg+xml"
+        assert "too large" in answer.text
+
+
+def test_with_another_host_the_printed_address_has_a_token_and_the_page_asks_for_it(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+
+    def serve(app: object, listening: socket.socket, ready: Callable[[], None]) -> None:
+        served.append(app)
+        ready()
+
+    monkeypatch.setattr(server, "serve", serve)
+    browse(str(photos / "vectors.npz"), data=photos / "photos", host="0.0.0.0", port=0, open=False)
+    browse(str(photos / "vectors.npz"), data=photos / "photos", port=0, open=False)
+    on_network, local = re.findall(r"http://(\S+)", capsys.readouterr().out)
+    host, token = on_network.split("/?token=")
+    assert host.startswith("0.0.0.0:")
+    assert len(token) >= 40
+    assert "token" not in local
+    client = TestClient(served[0], base_url=f"http://{host}")
+    assert client.get("/api/space").status_code == 403
+    assert client.get(f"/?token={token}").status_code == 200
+    assert client.get("/api/space").status_code == 200
+    assert TestClient(served[1], base_url="http://127.0.0.1").get("/api/space").status_code == 200
 
 
 def test_a_taken_port_and_one_that_is_none_are_one_line_each() -> None:

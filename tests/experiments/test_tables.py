@@ -19,3 +19,22 @@ def test_latex_escapes_what_has_a_meaning_there() -> None:
     assert lines[0] == r"\begin{tabular}{lr}"
     assert r"method & R@1, \% \\" in lines
     assert r"S\^{}pos \& M\_x & 81.0 $\pm$ 2.5 \\" in lines
+
+
+HOSTILE = Table(
+    ("name", "=1+1"), (("<script>alert(1)</script>\n# heading", "-0.3"), ("@SUM(A1)", "+cmd"), ("-", "+.5"))
+)
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:
+    read = list(csv.reader(io.StringIO(HOSTILE.to_csv())))
+    assert read[0] == ["name", "'=1+1"]
+    assert read[1][1] == "-0.3"
+    assert read[2] == ["'@SUM(A1)", "'+cmd"]
+    assert read[3] == ["-", "+.5"]
+
+
+def test_markdown_holds_no_tag_and_no_line_of_a_cell() -> None:
+    shown = HOSTILE.to_markdown()
+    assert "<" not in shown
+    assert len(shown.splitlines()) == 2 + len(HOSTILE.rows)

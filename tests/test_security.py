@@ -1,0 +1,268 @@
+"""Files that a stranger may have sent: each holds a pickle that would write a file, and none of them may."""
+
+import ast
+import hashlib
+import json
+import pickle
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import proxygml
+from proxygml.backbones.weights import read_tensors
+from proxygml.cache import Cache
+from proxygml.datasets import cars, glyphs, maps, omniglot, open_image, table
+from proxygml.embeddings import Embeddings
+from proxygml.experiments.found import load_runs
+from proxygml.exported import INPUT, OUTPUT, Description, OnnxModel, description_path
+from proxygml.index import Index
+from proxygml.index.database import Database
+from proxygml.recipes import Recipe
+from proxygml.runs import Run, load_checkpoint
+from proxygml.shards import load_shards, save_shards
+
+
+class Bomb:
+    """What runs code of its own when it is unpickled: it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self) -> tuple:
+        return open, (self.marker, "w")
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "it-was-run"
+
+
+@pytest.fixture
+def bomb(marker: Path) -> bytes:
+    """A pickle that makes the marker."""
+    return pickle.dumps(Bomb(marker))
+
+
+def saved(write: Callable[[object, Path], None]) -> Callable[[Path, Path], None]:
+    """A file with a bomb in it, from `write(what, file)`."""
+    return lambda path, marker: write(Bomb(marker), path)
+
+
+def with_objects(*names: str, **others: np.ndarray) -> Callable[[Path, Path], None]:
+    """An .npz of which some arrays are of Python objects, one of them a bomb."""
+
+    def write(path: Path, marker: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, **{name: np.array([Bomb(marker)], object) for name in names}, **others)
+
+    return write
+
+
+def plain(path: Path, marker: Path) -> None:
+    path.write_bytes(pickle.dumps(Bomb(marker)))
+
+
+ONE = {"vectors": np.ones((1, 2), np.float32), "labels": np.zeros(1, int)}
+READERS = {  # name of the file, what writes it, what a user reads it with
+    "a checkpoint": ("best.pt", saved(lambda bomb, path: torch.save({"model": bomb}, path)), load_checkpoint),
+    "a checkpoint without a zip": ("best.pt", plain, load_checkpoint),
+    "weights": ("w.pth", saved(lambda bomb, path: torch.save({"conv.weight": bomb}, path)), read_tensors),
+    "weights without a zip": ("w.pth", plain, read_tensors),
+    "safetensors": ("w.safetensors", plain, read_tensors),
+    "embeddings": ("e.npz", with_objects("vectors", "labels"), Embeddings.load),
+    "paths of embeddings": ("e.npz", with_objects("paths", **ONE), Embeddings.load),
+    "class names of embeddings": ("e.npz", with_objects("class_names", **ONE), Embeddings.load),
+    "the model of embeddings": ("e.npz", with_objects("model", **ONE), Embeddings.load),
+    "embeddings that are a pickle": ("e.npz", plain, Embeddings.load),
+    "maps": ("train.npz", with_objects("maps", "labels", "paths", "class_names"), lambda path: maps.load(path.parent)),
+    "omniglot": ("omniglot28.npz", with_objects("x_background", "y_background"), omniglot.load),
+    "annotations of cars": ("cars_annos.mat", plain, lambda path: cars.load(path.parent)),
+    "a table": ("list.csv", plain, table.load),
+    "a table of parquet": ("list.parquet", plain, table.load),
+    "an image": ("photo.jpg", plain, open_image),
+    "a recipe": ("recipe.json", plain, lambda path: Run.open(path.parent).recipe),
+    "results": ("glyphs.json", plain, load_runs),
+    "a database": ("items.sqlite", plain, lambda path: Index.open(path.parent)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_with_a_pickle_is_refused_in_one_line_and_nothing_of_it_is_run(
+    name: str, tmp_path: Path, marker: Path
+) -> None:
+    file_name, write, read = READERS[name]
+    path = tmp_path / file_name
+    write(path, marker)
+    with pytest.raises((ValueError, OSError)) as caught:
+        read(path)
+    assert not marker.exists()
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_pickle_of_these_tests_is_a_bomb(bomb: bytes, marker: Path) -> None:
+    pickle.loads(bomb).close()
+    assert marker.exists()
+
+
+def test_a_cached_photo_that_is_a_pickle_is_decoded_anew(tmp_path: Path, marker: Path) -> None:
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "photo.png")
+    cache = Cache(tmp_path, side=8)
+    with cache.copy_of(tmp_path / "photo.png").open("wb") as file:
+        np.save(file, np.array([Bomb(marker)], object))
+    with cache.open(tmp_path / "photo.png") as image:
+        assert image.size == (40, 30)
+    assert not marker.exists()
+
+
+def test_cached_glyphs_that_are_pickles_are_drawn_anew(marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.zeros((1, 8, 8), np.uint8), np.array([65]), np.array([0])
+    monkeypatch.setattr(glyphs, "_render", lambda size: drawn)
+    path = marker.with_name("glyphs.npz")
+    monkeypatch.setattr(glyphs, "_cache_path", lambda size: path)
+    with_objects("pixels", "code_points", "faces")(path, marker)
+    for found, expected in zip(glyphs._read_or_render(8), drawn, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert not marker.exists()
+
+
+def test_the_pickle_that_torch_keeps_beside_shards_is_not_looked_at(tmp_path: Path, marker: Path, bomb: bytes) -> None:
+    folder = tmp_path / "proxies-0001"
+    proxies = {"proxies": torch.arange(12.0).reshape(3, 4)}
+    save_shards(folder, proxies, 3)
+    (folder / ".metadata").write_bytes(bomb)
+    read = {"proxies": torch.zeros(3, 4)}
+    load_shards(folder, read, 3, written_by=1)
+    torch.testing.assert_close(read, proxies)
+    (shard,) = folder.glob("*.safetensors")
+    shard.write_bytes(bomb)
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        load_shards(folder, read, 3, written_by=1)
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+
+
+def test_an_index_of_faiss_that_is_none_is_made_again(tmp_path: Path, marker: Path, bomb: bytes) -> None:
+    rows = Embeddings(np.eye(5), np.arange(5), np.array(list("abcde")))
+    index = Index.create(tmp_path / "index", width=5, kind="hnsw")
+    index.add(rows)
+    (tmp_path / "index" / "hnsw-5.faiss").write_bytes(bomb)
+    with_rows = Index.open(tmp_path / "index").search(np.eye(5)[:1], 1)
+    assert with_rows[0][0].path == "a"
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_another_index_of_faiss_than_ours_is_made_again(tmp_path: Path, width: int) -> None:
+    import faiss
+
+    index = Index.create(tmp_path / "index", width=5, kind="hnsw")
+    index.add(Embeddings(np.eye(5), np.arange(5), np.array(list("abcde"))))
+    faiss.write_index(faiss.IndexFlatL2(width), str(tmp_path / "index" / "hnsw-5.faiss"))
+    assert Index.open(tmp_path / "index").search(np.eye(5)[1:2], 1)[0][0].path == "b"
+
+
+def test_a_database_that_was_sent_may_call_no_function_that_does_harm(tmp_path: Path) -> None:
+    Index.create(tmp_path / "index", width=2).close()
+    database = Database(tmp_path / "index" / "items.sqlite")
+    assert database.rows("PRAGMA trusted_schema") == [(0,)]
+    assert database.rows("PRAGMA cell_size_check") == [(1,)]
+
+
+def test_an_exported_network_that_is_a_pickle_is_refused(tmp_path: Path, marker: Path, bomb: bytes) -> None:
+    pytest.importorskip("onnxruntime", reason='onnxruntime is not installed: pip install "proxygml[export]"')
+    said = {
+        "format": "onnx",
+        "sha256": hashlib.sha256(bomb).hexdigest(),
+        "model": "",
+        "image_size": 32,
+        "crop_share": 0.875,
+        "embedding_dim": 4,
+        "unit_length": True,
+        "compared_with": "nothing",
+        "largest_difference": 0.0,
+        "recipe": json.loads(json.dumps(asdict(Recipe()))),
+    }
+    for name, format in (("model.onnx", "onnx"), ("model.pt2", "torch-export")):
+        (tmp_path / name).write_bytes(bomb)
+        description_path(tmp_path / name).write_text(Description(**said | {"format": format}).to_json())
+        with pytest.raises(ValueError, match=name) as caught:
+            OnnxModel.load(tmp_path / name)  # what `proxygml embed --model` calls
+        assert "\n" not in str(caught.value)
+    assert (INPUT, OUTPUT) == ("images", "embeddings")
+    assert not marker.exists()
+
+
+def test_arrays_of_others_in_the_folder_of_a_cache_are_never_deleted(tmp_path: Path) -> None:
+    np.save(tmp_path / "measurements.npy", np.zeros(1000))
+    np.save(tmp_path / f"{'0' * 32}.npy", np.zeros(1000))  # a copy of another photo, which may give way
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (64, 64)).save(photos / f"{name}.png")
+    images = table.image_list(["a.png", "b.png"], ["a", "b"], root=photos)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what finds no room
+        Cache(tmp_path, side=8).fill(images, most_bytes=300)
+    assert (tmp_path / "measurements.npy").exists()
+    assert not (tmp_path / f"{'0' * 32}.npy").exists()
+
+
+def test_an_image_that_would_call_another_program_is_no_image(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "drawing.eps")
+    (tmp_path / "drawing.eps").rename(tmp_path / "photo.jpg")
+    with Image.open(tmp_path / "photo.jpg") as opened:  # Pillow alone would give it to Ghostscript
+        assert opened.format == "EPS"
+    with pytest.raises(OSError, match="cannot identify"):
+        open_image(tmp_path / "photo.jpg")
+
+
+def test_an_npz_that_says_it_is_huge_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    import io
+    import zipfile
+
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 10**6)})
+    with zipfile.ZipFile(tmp_path / "e.npz", "w") as archive:
+        for name in ("vectors.npy", "labels.npy"):
+            archive.writestr(name, header.getvalue() + struct.pack("<f", 0))
+    with pytest.raises((ValueError, MemoryError)) as caught:
+        Embeddings.load(tmp_path / "e.npz")
+    assert "\n" not in str(caught.value)
+
+
+LOADERS = {  # what may read a pickle -> the keyword that keeps it from that, or None where it may not be called
+    "np.load": ("allow_pickle", False),
+    "torch.load": ("weights_only", True),
+    "pickle.load": None,
+    "pickle.loads": None,
+    "joblib.load": None,
+    "cloudpickle.load": None,
+    "yaml.load": None,
+    "eval": None,
+    "exec": None,
+}
+
+
+def test_no_line_of_the_package_can_load_a_pickle() -> None:
+    seen = set()
+    folders = (Path(proxygml.__file__).parent, Path(__file__).parents[1] / "benchmarks")
+    for path in [path for folder in folders for path in folder.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name in LOADERS:
+                assert LOADERS[name] is not None, f"{path}, line {node.lineno}: {name}"
+                keyword, value = LOADERS[name]
+                given = {one.arg: ast.unparse(one.value) for one in node.keywords}
+                assert given.get(keyword) == str(value), f"{path}, line {node.lineno}: {name} without {keyword}={value}"
+                seen.add(name)
+            if name == "torch.export.load":  # which unpickles: of nothing but what was just written
+                assert path.name == "export.py", f"{path}, line {node.lineno}: {name}"
+    assert seen == {"np.load", "torch.load"}
