@@ -2,14 +2,17 @@
 # make test   set up, run the whole test suite
 # make lint   ruff: lint and format check
 # make bench  speed and memory side by side, in minutes: results/bench and docs/performance.md
+# make audit  bandit over the code, pip-audit over what constraints.txt pins: docs/security.md
 
 PYTHON ?= python3.11
-VENV := .venv
+# Another Python has an environment of its own, and 3.10 pins of its own: make test PYTHON=python3.12
+VENV := .venv$(if $(filter-out python3.11,$(PYTHON)),-$(notdir $(PYTHON)))
+CONSTRAINTS := constraints$(if $(findstring python3.10,$(PYTHON)),-3.10).txt
 BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 
-.PHONY: run test lint format bench setup clean
+.PHONY: run test lint format bench audit setup clean
 
 run: setup
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
@@ -30,16 +33,26 @@ bench: setup
 	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
+# In an environment of its own, which what is audited does not share. pip-audit asks a service for known holes.
+audit: .venv-audit/installed
+	.venv-audit/bin/bandit --quiet --recursive proxygml --configfile pyproject.toml
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+.venv-audit/installed:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
+	touch $@
+
 setup: $(VENV)/installed
 
 # Installed again only when what is to be installed has changed.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11, or name yours with make PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV): a few minutes, once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf .venv .venv-* build dist *.egg-info

@@ -4,6 +4,7 @@ Ratios come from one process in which all contenders take turns, so that whateve
 """
 
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -78,14 +79,20 @@ def allocations(call: Callable[[], object]) -> list[int]:
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
-def save(name: str, found: dict) -> Path:
+def save(name: str, found: dict, folder: Path = RESULTS) -> Path:
     """Write results/bench/NAME.json: what was found, the threads, and by what it was made."""
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made_by = provenance() | {"command": shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])}
     with written_whole(path) as draft:
         draft.write_text(json.dumps(found | {"threads": torch.get_num_threads(), "made_by": made_by}, indent=1) + "\n")
     return path
+
+
+def resident_megabytes(process: int | str = "self") -> float:
+    """The memory that a process has now, by its number."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def load(name: str) -> dict:

@@ -45,6 +45,10 @@ class Cache:
         made_of = f"{photo.absolute()}\n{status.st_size}\n{status.st_mtime_ns}\n{self.side}"
         return self.folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.npy"
 
+    def least_bytes(self, photos: int) -> int:
+        """What the copies of so many photos take if all are square, which is the least."""
+        return 3 * self.side**2 * photos
+
     def fill(
         self, images: ImageList, most_bytes: int, progress: Callable[[int, int], None] | None = None
     ) -> list[Problem]:

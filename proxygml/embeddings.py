@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxygml.files import written_whole
-from proxygml.images import Crops
+from proxygml.images import Crops, loaded
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ def embed(
     was_training = model.training
     model.eval()
     vectors, done = [], 0
-    for batch, _ in DataLoader(mine, batch_size=batch_size, num_workers=workers):
+    for batch, _ in loaded(DataLoader(mine, batch_size=batch_size, num_workers=workers)):
         with torch.no_grad():
             vectors.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)

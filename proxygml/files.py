@@ -1,10 +1,17 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder for those that can be made again."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import platformdirs
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again; the variable PROXYGML_CACHE names another."""
+    return Path(os.environ.get("PROXYGML_CACHE") or platformdirs.user_cache_dir("proxygml")).expanduser()
 
 
 @contextmanager

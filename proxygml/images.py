@@ -4,13 +4,15 @@ Without torch, so that exported networks can be run where it is not installed; D
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,9 @@ class Augmentation:
 class Crops:
     """Item i is image i as uint8 (3, size, size) in RGB, and its label.
 
-    `open_image(i)` gives the image, decoded or not. With an augmentation, what is cut from image i depends on
-    (seed, epoch, i) alone: neither the order nor the number of workers changes it.
+    `open_image(i)` gives the image, decoded or not; one that cannot be read is an OSError with its name among `names`.
+    With an augmentation, what is cut from image i depends on (seed, epoch, i) alone: neither the order nor the number
+    of workers changes it.
     """
 
     def __init__(
@@ -39,9 +42,11 @@ class Crops:
         augmentation: Augmentation | None = None,
         seed: int = 0,
         epoch: int = 0,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.open_image = open_image
         self.labels = labels
+        self.names = names
         self.size = size
         self.test_crop = test_crop
         self.augmentation = augmentation
@@ -52,17 +57,21 @@ class Crops:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        with self.open_image(index) as image:
-            if self.augmentation is None:
-                pixels = cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
-            else:
-                random = np.random.default_rng((self.seed, self.epoch, index))
-                pixels = cut(
-                    image, lambda width, height: random_box(width, height, self.augmentation, random), self.size
-                )
-                if self.augmentation.flip and random.random() < 0.5:
-                    pixels = pixels[:, ::-1]
+        try:
+            with self.open_image(index) as image:
+                pixels = self._cut(image, index)  # (size, size, 3)
+        except Exception as error:  # on damaged bytes each format raises whatever its parser stumbles over
+            called = f"image {index}" if self.names is None else self.names[index]
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise OSError(f"{called} cannot be read any more: {said}") from error
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
+
+    def _cut(self, image: Image.Image, index: int) -> np.ndarray:
+        if self.augmentation is None:
+            return cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
+        random = np.random.default_rng((self.seed, self.epoch, index))
+        pixels = cut(image, lambda width, height: random_box(width, height, self.augmentation, random), self.size)
+        return pixels[:, ::-1] if self.augmentation.flip and random.random() < 0.5 else pixels
 
 
 class Mirrored:
@@ -78,6 +87,15 @@ class Mirrored:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         mirrored = 0 if self.seed is None else np.random.default_rng((self.seed, self.epoch, index)).integers(2)
         return self.maps[index, mirrored].astype(np.float32), int(self.labels[index])
+
+
+def loaded(batches: Iterable[T]) -> Iterator[T]:
+    """The batches of a DataLoader; what its workers say of an image that cannot be read, in its last line alone."""
+    try:
+        yield from batches
+    except OSError as error:
+        line = next(iter(str(error).strip().splitlines()[::-1]), type(error).__name__)
+        raise OSError(line.removeprefix("OSError: ")) from error
 
 
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:

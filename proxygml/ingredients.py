@@ -32,6 +32,7 @@ OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
     *("proxies_per_class", "ratio", "links", "proxy_weight"),
     *("positive_mask", "literal_mask", "mask_softmax", "scale", "sparse_gradient", "proxy_rows"),
 )
+MOST_CHECKED, SAMPLE = 100_000, 2_000  # images that are all decoded before training; of more, as many as this
 
 
 def start_fabric(recipe: Recipe) -> Fabric:
@@ -76,16 +77,33 @@ def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
 
 
 def usable(
-    images: ImageList, recipe: Recipe, cache: Cache | None, progress: Callable[[int, int], None]
+    images: ImageList,
+    recipe: Recipe,
+    cache: Cache | None,
+    progress: Callable[[int, int], None],
+    *,
+    soon: bool = False,
 ) -> tuple[ImageList, int]:
     """The images that can be read, and how many cannot; those are an error unless the recipe skips them.
 
-    Every pixel is decoded once, so that no file ends a run in its middle; with a cache that is when it is filled.
+    Every pixel is decoded once, so that no file ends a run in its middle; with a cache that is when it is filled. With
+    `soon`, of very many images only some are, drawn at random: a wrong folder or a damaged disk shows in them.
     """
+    room = int(recipe.cache_gigabytes * 2**30)
+    fits = cache is not None and cache.least_bytes(len(images)) <= room
+    if soon and not fits and not recipe.skip_broken and len(images) > MOST_CHECKED:
+        if cache is not None:
+            remedy = "they are decoded in every epoch, raise cache_gigabytes"
+            warnings.warn(
+                f"{len(images):,} photos have no room in {recipe.cache_gigabytes:g} GB: {remedy}", stacklevel=2
+            )
+        some = images.only(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
+        without_problems(some, find_problems(some, decode=True, progress=progress), skip=False)
+        return images, 0
     if cache is None:
         problems = find_problems(images, decode=True, progress=progress)
     else:
-        problems = cache.fill(images, int(recipe.cache_gigabytes * 2**30), progress)
+        problems = cache.fill(images, room, progress)
         images = replace(images, open_file=cache.open)
     return without_problems(images, problems, skip=recipe.skip_broken), len(problems)
 
@@ -117,14 +135,15 @@ def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mir
     if images.are_maps:
         return Mirrored(images.pixels, images.labels, **chance if recipe.flip else {})
     augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
-    return Crops(images.open, images.labels, size=recipe.image_size, augmentation=augmentation, **chance)
+    size = recipe.image_size
+    return Crops(images.open, images.labels, size=size, augmentation=augmentation, names=images.paths, **chance)
 
 
 def test_crops(recipe: Recipe, images: ImageList) -> Crops | Mirrored:
     """Images as a trained network sees them: centre crops, or maps as they are."""
     if images.are_maps:
         return Mirrored(images.pixels, images.labels)
-    return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop)
+    return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop, names=images.paths)
 
 
 def build_model(recipe: Recipe) -> nn.Module:

@@ -170,7 +170,7 @@ class Session:
         def checked(done: int, total: int) -> None:
             self.progress(f"checking {what} images", done, total, "")
 
-        kept, broken = ingredients.usable(images, self.recipe, cache, checked)
+        kept, broken = ingredients.usable(images, self.recipe, cache, checked, soon=True)
         if broken:
             self.progress("skipped", 0, 0, f"{broken} of {len(images)} {what} images that cannot be read")
             self.scores[f"skipped_{what}_images"] = broken

@@ -38,7 +38,7 @@ MAY_IMPORT = {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling", "launching"),
     },
     "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
-    "learning": {"recipes", "datasets", "backbones", "shards", "ingredients"},
+    "learning": {"recipes", "datasets", "images", "backbones", "shards", "ingredients"},
     "sessions": {
         *("recipes", "datasets", "cache", "evaluation", "pictures", "runs", "launching"),
         *("ingredients", "judging", "learning"),

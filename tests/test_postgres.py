@@ -76,3 +76,23 @@ def test_what_goes_on_elsewhere_does_not_disturb_who_reads_all(new_database: str
     index.remove(["a"])
     assert len(first.vectors) + sum(len(block.vectors) for block in blocks) == 3
     assert len(index) == 5
+
+
+def test_what_others_write_into_a_shared_database_does_not_choose_where_files_go(
+    new_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "home" / "cache"))
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("best.pt", "recipe.json"):
+        (run / name).write_text(name)
+    index = PostgresIndex.create(new_database, width=2, model="../../../outside")
+    index.keep_model(run)
+    with index._change() as connection:
+        connection.execute("INSERT INTO model VALUES (%s, %b)", ["../../../.bashrc", b"harm"])
+        connection.execute("INSERT INTO model VALUES (%s, %b)", [str(tmp_path / "absolute"), b"harm"])
+    folder = open_index(new_database).model_folder()
+    assert sorted(file.name for file in folder.iterdir()) == ["best.pt", "recipe.json"]
+    assert (folder / "best.pt").read_text() == "best.pt"
+    assert folder.is_relative_to(tmp_path / "home" / "cache")
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "run"}

@@ -6,7 +6,6 @@ coincide in any face make one class, that of the lowest code point: of Latin A, 
 stays and the others are left out. About 1,220 classes with 16,600 images remain, half to train on and half to test on.
 """
 
-import os
 import unicodedata
 import warnings
 from collections import Counter
@@ -16,12 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from PIL import Image, ImageDraw, ImageFont, features
 from PIL import __version__ as pillow_version
 
 from proxygml.datasets import ImageList
-from proxygml.files import written_whole
+from proxygml.files import cache_folder, written_whole
 
 FACES = (
     "DejaVuSans",
@@ -126,12 +124,11 @@ def _cache_path(size: int) -> Path:
     """One file for each size and for each version of what decides about the drawings."""
     from matplotlib import __version__ as matplotlib_version
 
-    folder = os.environ.get("PROXYGML_CACHE") or platformdirs.user_cache_dir("proxygml")
     versions = (
         f"v{RENDERING}-matplotlib{matplotlib_version}-pillow{pillow_version}"
         f"-freetype{features.version('freetype2')}-unicode{unicodedata.unidata_version}"
     )
-    return Path(folder).expanduser() / f"glyphs-{size}-{versions}.npz"
+    return cache_folder() / f"glyphs-{size}-{versions}.npz"
 
 
 @cache  # once for each folder

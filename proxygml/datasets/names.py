@@ -21,6 +21,28 @@ class Names(Sequence):
         self._block += text.encode("utf-8", "surrogateescape")  # names of files may be no text
         self._ends.append(len(self._block))
 
+    def extend(self, others: "Names") -> None:
+        """All texts of another sequence after these."""
+        before = len(self._block)
+        self._block += others._block
+        self._ends.frombytes((np.frombuffer(others._ends, dtype=np.int64) + before).tobytes())
+
+    def packed(self) -> tuple[np.ndarray, np.ndarray]:
+        """All texts as bytes (B,) one after another, and where each ends (M,): what `unpacked` takes."""
+        return np.frombuffer(self._block, dtype=np.uint8), np.frombuffer(self._ends, dtype=np.int64)
+
+    @classmethod
+    def unpacked(cls, block: np.ndarray, ends: np.ndarray) -> "Names":
+        """What `packed` gave; a ValueError where these are no texts."""
+        if block.dtype != np.uint8 or ends.dtype != np.int64 or (np.diff(ends, prepend=0, append=len(block)) < 0).any():
+            raise ValueError(f"expected bytes and rising ends of texts, got {block.dtype} and {ends.dtype}")
+        if (ends[-1] if len(ends) else 0) != len(block):
+            raise ValueError(f"expected texts of {len(block)} bytes, got an end at {ends[-1:]}")
+        names = cls()
+        names._block += block.tobytes()
+        names._ends.frombytes(ends.tobytes())
+        return names
+
     def __len__(self) -> int:
         return len(self._ends)
 

@@ -2,28 +2,34 @@
 
 key.jpg beside key.cls, a text that names the class, or beside key.json, {"label": ...}. Members are not unpacked; an
 image is read where it lies, and training goes through the files in long runs of neighbours, so that a disk that is far
-away reads ahead.
+away reads ahead. What a file holds is listed once and kept in the user's cache: a million members take a minute.
 """
 
+import hashlib
 import io
 import json
 import os
 import re
 import tarfile
+from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from proxygml.datasets import ImageList, open_image
 from proxygml.datasets.folder import ENDINGS
 from proxygml.datasets.names import Names
 from proxygml.datasets.table import divide, split_classes
+from proxygml.files import cache_folder, written_whole
 
 WHERE = "your own tar files of images with their classes, as WebDataset writes them"
 LICENCE = "yours"
 MOST_OF_A_LABEL = 2**16  # bytes
+LISTING = 1  # the form of what is kept of a listing
 
 
 def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
@@ -39,14 +45,45 @@ def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageLi
     classes: list[str] = []
     known: dict[str, str] = {}  # of equal names only the first is kept
     for file in files:
-        for name, offset, size, label in _samples(file):
-            paths.append(f"{file.name}/{name}@{offset}+{size}")
-            classes.append(known.setdefault(label, label))
+        own_paths, labels, names = listing(file)
+        paths.extend(own_paths)
+        own = [known.setdefault(name, name) for name in names]
+        classes += [own[label] for label in labels.tolist()]
     if not classes:
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(ENDINGS)}")
     test_classes = split_classes(known, test_share=test_share, seed=seed)
     both = divide(paths, classes, [name in test_classes for name in classes], root=folder)
     return tuple(ImageList(each.paths, each.labels, each.class_names, folder, open_file=open_member) for each in both)
+
+
+def listing(file: Path) -> tuple[Names, np.ndarray, Names]:
+    """Of a tar file the path of every image, the label (M,) of each, and what these labels are called.
+
+    From the user's cache, unless the file is new there, or of another size or time than when it was listed.
+    """
+    status = file.stat()
+    made_of = f"{LISTING}\n{file.absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
+    kept = cache_folder() / "tar" / f"{hashlib.sha256(made_of.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
+    with suppress(Exception):  # whatever a missing, cut or foreign file raises: it is listed again
+        return _read_listing(kept)
+    paths, labels, numbers = Names(), array("q"), {}
+    for name, offset, size, label in _samples(file):
+        paths.append(f"{file.name}/{name}@{offset}+{size}")
+        labels.append(numbers.setdefault(label, len(numbers)))
+    listed = paths, np.frombuffer(labels, dtype=np.int64), Names(numbers)
+    with suppress(OSError), written_whole(kept) as draft:  # without a place to keep it, the next time takes as long
+        (block, ends), (name_block, name_ends) = listed[0].packed(), listed[2].packed()
+        np.savez(draft, paths=block, ends=ends, labels=listed[1], names=name_block, name_ends=name_ends)
+    return listed
+
+
+def _read_listing(kept: Path) -> tuple[Names, np.ndarray, Names]:
+    with kept.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        paths, labels = Names.unpacked(stored["paths"], stored["ends"]), stored["labels"]
+        names = Names.unpacked(stored["names"], stored["name_ends"])
+    if labels.shape != (len(paths),) or (len(labels) and not 0 <= labels.min() <= labels.max() < len(names)):
+        raise ValueError(f"expected a label for each of {len(paths)} images in {kept}, got {labels.shape}")
+    return paths, labels, names
 
 
 def open_member(path: Path) -> Image.Image:
@@ -68,7 +105,8 @@ def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
     key, image, label = None, None, None
     try:
         with tarfile.open(file, "r:") as archive:
-            for member in archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # which it would keep, a kilobyte each
                 if not member.isfile():
                     continue
                 own_key, ending = _split(member.name)

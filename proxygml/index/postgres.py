@@ -4,7 +4,7 @@ Every change is one transaction. Vectors are loaded by COPY; who adds the same p
 for them, and finds it there. The graph (hnsw) is an index of the server, which every change keeps up to date.
 """
 
-import os
+import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import platformdirs
 
 from proxygml.embeddings import Embeddings
-from proxygml.files import written_whole
+from proxygml.files import cache_folder, written_whole
 from proxygml.index import hits
 from proxygml.index.address import Address, connect, driver, exists, explained
 from proxygml.index.hits import BLOCK, Hit
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 KINDS = ("exact", "hnsw")
 WIDEST, WIDEST_IN_A_GRAPH = 16_000, 2_000  # numbers in a vector, by pgvector
 FORM = 1  # of the tables; a newer one is refused
+MODEL_FILES = ("best.pt", "recipe.json")  # of a run, in the order in which they are fetched
 MOST_EXACT = 2_500_000  # numbers, that is 20,000 vectors of 128: the server compares one query at a time
 EFFORT = 128  # items that a search in the graph looks at, at least; 1,000 is the most
 QUERIES = 1000  # in a statement
@@ -224,17 +224,19 @@ class PostgresIndex:
         """Keep what embeds a query beside the vectors: best.pt and recipe.json of a run's folder."""
         keep = "INSERT INTO model VALUES (%s, %b) ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content"
         with self._change() as connection:
-            for name in ("best.pt", "recipe.json"):
+            for name in MODEL_FILES:
                 connection.execute(keep, [name, (run / name).read_bytes()])
 
     def model_folder(self) -> Path | None:
         """The folder of the run that embeds a query, fetched into the user's cache, if it is kept."""
-        folder = Path(os.environ.get("PROXYGML_CACHE") or platformdirs.user_cache_dir("proxygml"), "models", self.model)
+        # Others write to this database: neither what they call a model nor a file's name may say where files go.
+        known_as = hashlib.sha256(f"{self.address} {self.model}".encode()).hexdigest()[:32]
+        folder = cache_folder() / "models" / known_as
         if not (folder / "recipe.json").is_file():
-            contents = dict(self._rows("SELECT name, content FROM model ORDER BY name"))
-            for name, content in contents.items():  # the recipe last
+            contents = dict(self._rows("SELECT name, content FROM model"))
+            for name in MODEL_FILES if contents.keys() >= set(MODEL_FILES) else ():
                 with written_whole(folder / name) as draft:
-                    draft.write_bytes(content)
+                    draft.write_bytes(contents[name])
         return folder if (folder / "recipe.json").is_file() else None
 
     def _rows(self, query: str, values: Sequence = ()) -> list[tuple]:

@@ -51,3 +51,29 @@ def test_a_long_table_takes_little_more_memory_than_its_text(tmp_path: Path) -> 
     tracemalloc.stop()
     assert sum(map(len, both)) == lines
     assert taken / lines < 12 + 8 + 8 + 12  # characters, where each ends, its label, and some to spare
+
+
+def test_texts_can_be_joined_and_kept_as_arrays() -> None:
+    first, second = Names(["a", "", "caf\u00e9"]), Names(["no text: \udcff", "z"])
+    joined = Names()
+    for names in (first, second, Names()):
+        joined.extend(names)
+    assert list(joined) == [*first, *second]
+    assert Names.unpacked(*joined.packed()) == joined
+    assert list(Names.unpacked(*Names().packed())) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "ends"),
+    [
+        (np.zeros(3, np.uint8), np.array([2])),
+        (np.zeros(3, np.uint8), np.array([4])),
+        (np.zeros(3, np.uint8), np.array([2, 1, 3])),
+        (np.zeros(3, np.uint8), np.array([-1, 3])),
+        (np.zeros(3, np.uint8), np.array([3.0])),
+        (np.zeros(3, np.uint8), np.empty(0, np.int64)),
+    ],
+)
+def test_arrays_that_are_no_texts_are_refused(block: np.ndarray, ends: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Names.unpacked(block, ends)

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from proxygml import datasets, sampling
+from proxygml.datasets import tar
 from proxygml.datasets.check import find_problems
 from proxygml.recipes import GLYPHS
 from proxygml.training import train
@@ -113,3 +115,43 @@ def test_a_stream_has_every_image_once_and_few_places_at_a_time(images: int, mon
         assert len(np.unique(orders[0][start : start + 400] // 100)) <= 8  # two windows at most
     parts = [np.array_split(batch, 3) for batch in sampling.streamed(images, 32, seed=1, epoch=0)]
     assert np.array_equal(np.sort(np.concatenate([rows for part in parts for rows in part])), np.arange(images))
+
+
+def test_a_second_start_reads_the_listing_of_the_first(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = datasets.load("tar", shards)
+
+    def never(file: Path) -> None:
+        pytest.fail(f"{file} was listed again")
+
+    monkeypatch.setattr(tar, "_samples", never)
+    for before, after in zip(first, datasets.load("tar", shards), strict=True):
+        assert list(after.paths) == list(before.paths)
+        assert after.class_names == before.class_names
+        np.testing.assert_array_equal(after.labels, before.labels)
+
+
+def test_a_tar_that_has_changed_is_listed_anew(shards: Path) -> None:
+    before = sum(map(len, datasets.load("tar", shards)))
+    with tarfile.open(shards / "part-0.tar", "a") as archive:
+        add(archive, "new.png", picture(1))
+        add(archive, "new.cls", b"kind 9")
+    both = datasets.load("tar", shards)
+    assert sum(map(len, both)) == before + 1
+    assert "kind 9" in [name for images in both for name in images.class_names]
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept[:-20], lambda kept: b"", lambda kept: b"PK" + kept[2:200]])
+def test_a_damaged_listing_is_made_again(shards: Path, own_cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    before = datasets.load("tar", shards)
+    for kept in (own_cache / "tar").glob("*.npz"):
+        kept.write_bytes(damage(kept.read_bytes()))
+    for one, other in zip(before, datasets.load("tar", shards), strict=True):
+        assert list(one.paths) == list(other.paths)
+
+
+def test_without_a_place_for_the_listing_it_is_made_every_time(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "a file"))
+    assert [len(images) for images in datasets.load("tar", shards)] == [16, 16]
