@@ -7,7 +7,8 @@
 PYTHON ?= python3.11
 # Another Python has an environment of its own, and 3.10 pins of its own: make test PYTHON=python3.12
 VENV := .venv$(if $(filter-out python3.11,$(PYTHON)),-$(notdir $(PYTHON)))
-CONSTRAINTS := constraints$(if $(findstring python3.10,$(PYTHON)),-3.10).txt
+OLD := import sys; print("-3.10" if sys.version_info < (3, 11) else "")
+CONSTRAINTS := constraints$(shell $(PYTHON) -c '$(OLD)' 2>/dev/null).txt
 BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
@@ -47,7 +48,7 @@ setup: $(VENV)/installed
 
 # Installed again only when what is to be installed has changed.
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
-	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11, or name yours with make PYTHON=python3.12"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11, or name yours (3.10 to 3.13) with make PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV): a few minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) setuptools

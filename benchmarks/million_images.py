@@ -92,6 +92,7 @@ def begin(form: str, data: str, folder: str, began: float) -> None:
             found["listed_s"] = round(time.time() - began, 1)
         if what == "training" and done in (1, STEPS):
             found[f"step_{done}_s"] = round(time.time() - began, 1)
+            found[f"step_{done}_cpu_s"] = round(time.process_time(), 1)  # of this process, whatever else goes on
             found[f"step_{done}_mb"] = round(resident_megabytes())
             if done == STEPS:
                 raise KeyboardInterrupt
@@ -124,8 +125,9 @@ def main() -> None:
             for turn in ("first start", "second start"):  # what a first one keeps serves the next
                 found[f"{images} images, {turn}"] = one = measure(options.form, data, Path(place) / turn)
                 print(
-                    f"  {turn}: listed after {one['listed_s']:.1f} s, first step after {one['step_1_s']:.1f} s, "
-                    f"step {STEPS} after {one[f'step_{STEPS}_s']:.1f} s; at most {one['peak_mb']:.0f} MB",
+                    f"  {turn}: listed after {one['listed_s']:.1f} s, first step after {one['step_1_s']:.1f} s "
+                    f"({one['step_1_cpu_s']:.1f} of a processor), step {STEPS} after {one[f'step_{STEPS}_s']:.1f} s; "
+                    f"at most {one['peak_mb']:.0f} MB",
                     flush=True,
                 )
     if not options.dry:

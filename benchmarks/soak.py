@@ -27,8 +27,8 @@ from proxygml.recipes import GLYPHS
 from proxygml.training import train
 
 STEPS, REQUESTS = 10_000, 1_000
-QUICK_STEPS, QUICK_REQUESTS = 300, 60
-CLASSES = 60  # of glyphs: about as many steps in an epoch as a batch has images
+QUICK_STEPS, QUICK_REQUESTS = 120, 40
+TINY = {"classes": 60, "image_size": 16, "batch_size": 16, "embedding_dim": 32, "baselines": False}
 Noted = list[tuple[int, float]]  # steps or requests done, megabytes
 
 
@@ -40,7 +40,7 @@ def soak_training(folder: Path, steps: int) -> Noted:
     """Train for so many steps, and a finished run in `folder`."""
     noted: Noted = []
     every = max(1, steps // 200)
-    recipe = GLYPHS.changed({"classes": CLASSES, "baselines": False, "epochs": 2})
+    recipe = GLYPHS.changed(TINY | {"epochs": 2})
     train(recipe, folder)  # what the page is to show; libraries are loaded and warm
 
     def watch(what: str, done: int, total: int, note: str) -> None:

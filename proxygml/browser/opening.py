@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ def open_space(place: str, *, split: str, data: Path | None, progress: Progress)
     return Space(
         path.name,
         loaded,
-        open_image=_files_below(loaded.paths, data or _root(loaded.paths, path.parent)),
+        open_image=_files_below(loaded.paths, (Path(), path.parent) if data is None else (data,)),
         no_upload=OWN_FEATURES,
     )
 
@@ -88,7 +88,7 @@ def _of_index(place: str, data: Path | None) -> Space:
     return Space(
         str(index.place),
         loaded,
-        open_image=_files(loaded.paths, data or _root(loaded.paths, Path())),
+        open_image=_files(loaded.paths, data or Path()),
         embed_image=None if run is None else embedder(run),
         no_upload=OWN_FEATURES,
         proxies=None if run is None else _proxies(run, run.recipe, None, "test"),
@@ -143,35 +143,38 @@ def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Ima
     return open_listed
 
 
-def _files(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image] | None:
-    """Image i from the file that its path names."""
-    return None if root is None else lambda number: open_image(root / str(paths[number]))
+def _files(paths: np.ndarray, root: Path) -> Callable[[int], Image.Image] | None:
+    """Image i from the file that its path names; an index names photos anywhere. None where none of some is there."""
+    if not any((root / path).is_file() for path in _some(paths)):
+        return None
+    return lambda number: open_image(root / str(paths[number]))
 
 
-def _files_below(paths: np.ndarray, root: Path | None) -> Callable[[int], Image.Image] | None:
-    """As `_files`, but none that lies outside `root`: whoever sent an .npz is not to choose which files are shown."""
+def _files_below(paths: np.ndarray, roots: Iterable[Path]) -> Callable[[int], Image.Image] | None:
+    """As `_files`, but none outside the first root below which some are: whoever sent an .npz does not choose.
+
+    None where none of some images is there.
+    """
+    some = _some(paths)
+    root = next((root for root in roots if any((file := _below(root, path)) and file.is_file() for path in some)), None)
     if root is None:
         return None
-    real = root.resolve()
-
-    def file(path: str) -> Path | None:
-        found = (real / path).resolve()
-        return found if found.is_relative_to(real) else None
-
-    if any(file(path) is None for path in _some(paths)):
-        warnings.warn(f"images outside {real} are not shown: name the folder that holds them with --data", stacklevel=2)
+    if not all(_below(root, path) for path in some):
+        outside = f"images outside {root.absolute()} are not shown"
+        warnings.warn(f"{outside}: name the folder that holds them with --data", stacklevel=2)
 
     def open_below(number: int) -> Image.Image:
-        if (found := file(str(paths[number]))) is None:
-            raise PermissionError(f"{paths[number]} lies outside {real}")
-        return open_image(found)
+        if (file := _below(root, str(paths[number]))) is None:
+            raise PermissionError(f"{paths[number]} lies outside {root.absolute()}")
+        return open_image(file)
 
     return open_below
 
 
-def _root(paths: np.ndarray, beside: Path) -> Path | None:
-    """Where relative paths begin: here, or beside the file that names them; None where none of some images is there."""
-    return next((root for root in (Path(), beside) if any((root / path).is_file() for path in _some(paths))), None)
+def _below(root: Path, path: str) -> Path | None:
+    """The file that a path names, unless it lies outside `root` once links are followed."""
+    file = (root / path).resolve()
+    return file if file.is_relative_to(root.resolve()) else None
 
 
 def _some(paths: np.ndarray) -> list[str]:

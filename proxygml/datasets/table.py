@@ -36,8 +36,9 @@ def load(
     classes: list[str] = []
     known: dict[str, str] = {}  # of equal names only the first is kept
     for_testing: list[bool] = []
+    file_name = table.name  # which pathlib finds anew at every call
     for row, path, label, split in read_rows(table):
-        where = f"{table.name}, row {row}"
+        where = f"{file_name}, row {row}"
         if not path or not label:
             raise ValueError(f"{where}: expected a path and a label, got path {path!r} and label {label!r}")
         path = path_below(path, root, where)

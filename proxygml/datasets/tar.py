@@ -119,7 +119,10 @@ def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
                 elif ending in (".cls", ".json"):
                     if member.size > MOST_OF_A_LABEL:
                         raise ValueError(f"{file.name}: {member.name} has {member.size:,} bytes, too many for a class")
-                    label = _label(archive.extractfile(member).read(), ending, f"{file.name}: {member.name}")
+                    contents = os.pread(archive.fileobj.fileno(), member.size, member.offset_data)
+                    if len(contents) < member.size:
+                        raise tarfile.ReadError("unexpected end of data")
+                    label = _label(contents, ending, f"{file.name}: {member.name}")
     except tarfile.TarError as error:
         raise ValueError(f"{file} is no whole tar file: {error}") from error
     if key is not None and (image is not None or label is not None):
