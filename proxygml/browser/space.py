@@ -39,7 +39,7 @@ class Proxies:
         sample = torch.nn.functional.normalize(torch.from_numpy(vector.astype(np.float32))[None], dim=1)  # (1, D)
         known = torch.tensor([own[0] if len(own) else 0])
         bonus = self.positive_bonus if len(own) else 0.0
-        linked, cosines, _ = link(sample, torch.from_numpy(self.vectors), known, self.links, bonus)  # (1, k) each
+        linked, cosines, *_ = link(sample, torch.from_numpy(self.vectors), known, self.links, bonus)  # (1, k) each
         scores, reached, _ = propagate(cosines, linked // self.vectors.shape[1], len(self.vectors))  # (1, k) each
         there = reached[0] >= 0
         shares = torch.softmax(self.scale * scores[0, there], dim=0)
