@@ -1,7 +1,9 @@
 # make run    set up, train on embedded data, show scores and pictures (QUICK=1: the same in seconds, for CI)
 # make test   set up, run the whole test suite
-# make lint   ruff: lint and format check
+# make lint   ruff: lint and format check; mypy: types
 # make bench  speed and memory side by side, in minutes: results/bench and docs/performance.md
+# make docs   the documentation as a site, in site/
+# make dist   sdist and wheel, in dist/; make smoke tries the wheel in an empty environment
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,7 +11,7 @@ BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 
-.PHONY: run test lint format bench setup clean
+.PHONY: run test lint format bench docs dist smoke setup clean
 
 run: setup
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
@@ -21,6 +23,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -29,6 +32,19 @@ format: setup
 bench: setup
 	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
 	$(BIN)/python -m benchmarks.report
+
+# The documentation as a site, in site/. A warning is an error; that of the theme is about what MkDocs may become.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel and the sdist it is built from, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# The wheel in an empty environment: takes minutes and a network, or a folder of wheels that pip knows.
+smoke: dist
+	$(BIN)/python -m tests.smoke dist
 
 setup: $(VENV)/installed
 
@@ -42,4 +58,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -52,15 +52,14 @@ class Crops:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        augmentation = self.augmentation
         with self.open_image(index) as image:
-            if self.augmentation is None:
+            if augmentation is None:
                 pixels = cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
             else:
                 random = np.random.default_rng((self.seed, self.epoch, index))
-                pixels = cut(
-                    image, lambda width, height: random_box(width, height, self.augmentation, random), self.size
-                )
-                if self.augmentation.flip and random.random() < 0.5:
+                pixels = cut(image, lambda width, height: random_box(width, height, augmentation, random), self.size)
+                if augmentation.flip and random.random() < 0.5:
                     pixels = pixels[:, ::-1]
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 

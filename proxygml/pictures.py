@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -87,17 +88,19 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     axis = figure.subplots()
     grey = ~np.isin(labels[shown], coloured)
-    axis.scatter(*points[grey].T, s=6, c="#d0d0d0", linewidths=0)
+    axis.scatter(points[grey, 0], points[grey, 1], s=6, c="#d0d0d0", linewidths=0)
     colours = [f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["#000000", "#b8860b", "#00008b"]  # no grey
     for label, colour in zip(coloured, colours, strict=False):
         chosen = points[labels[shown] == label]
-        axis.scatter(*chosen.T, s=22, color=colour, linewidths=0, label=shorten(class_names[label], 45))
+        axis.scatter(
+            chosen[:, 0], chosen[:, 1], s=22, color=colour, linewidths=0, label=shorten(class_names[label], 45)
+        )
     figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     axis.set(title="Embeddings of classes never seen in training (t-SNE)", xticks=[], yticks=[])
     _save(figure, path)
 
 
-def _show_framed(axis: object, image: Image.Image, colour: str) -> None:
+def _show_framed(axis: Axes, image: Image.Image, colour: str) -> None:
     with image:
         picture = image.convert("RGB")
         picture.thumbnail((128, 128))

@@ -37,8 +37,8 @@ MAY_IMPORT = {
     "ingredients": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling", "launching"),
     },
-    "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
-    "learning": {"recipes", "datasets", "backbones", "shards", "ingredients"},
+    "judging": {"recipes", "datasets", "images", "evaluation", "embeddings", "ingredients"},
+    "learning": {"recipes", "datasets", "images", "backbones", "shards", "ingredients"},
     "sessions": {
         *("recipes", "datasets", "cache", "evaluation", "pictures", "runs", "launching"),
         *("ingredients", "judging", "learning"),

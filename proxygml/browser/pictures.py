@@ -31,6 +31,8 @@ class Thumbnails:
             if (image, side) in self._kept:
                 self._kept.move_to_end((image, side))
                 return _typed(self._kept[image, side])
+        if self._space.open_image is None:
+            return tile("cannot be read")
         try:
             with self._space.open_image(image) as opened:
                 contents = shrunk(opened, side)

@@ -39,7 +39,7 @@ class Proxies:
         sample = torch.nn.functional.normalize(torch.from_numpy(vector.astype(np.float32))[None], dim=1)  # (1, D)
         known = torch.tensor([own[0] if len(own) else 0])
         bonus = self.positive_bonus if len(own) else 0.0
-        linked, cosines, _ = link(sample, torch.from_numpy(self.vectors), known, self.links, bonus)  # (1, k) each
+        linked, cosines, *_ = link(sample, torch.from_numpy(self.vectors), known, self.links, bonus)  # (1, k) each
         scores, reached, _ = propagate(cosines, linked // self.vectors.shape[1], len(self.vectors))  # (1, k) each
         there = reached[0] >= 0
         shares = torch.softmax(self.scale * scores[0, there], dim=0)
@@ -88,10 +88,10 @@ class Space:
         if not vectors.size:
             raise ValueError(f"{name} holds no vectors: there is nothing to look at")
         if not np.isfinite(vectors).all():
-            bad = ~np.isfinite(vectors).all(axis=1)  # (M,)
+            bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))  # (rows,)
             raise ValueError(
-                f"expected finite vectors, but {bad.sum()} of {len(bad)} hold NaN, infinity or what float32 cannot: "
-                f"first row {bad.argmax()}"
+                f"expected finite vectors, but {len(bad)} of {len(vectors)} hold NaN, infinity or what float32 cannot: "
+                f"first row {bad[0]}"
             )
         self.vectors, self.original_labels = vectors, embeddings.labels
         labels, self.classes = np.unique(embeddings.labels, return_inverse=True)  # (C,), (M,)

@@ -11,8 +11,10 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import IO, cast
 
 from PIL import Image
 
@@ -46,12 +48,16 @@ def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageLi
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(ENDINGS)}")
     test_classes = split_classes(known, test_share=test_share, seed=seed)
     both = divide(paths, classes, [name in test_classes for name in classes], root=folder)
-    return tuple(ImageList(each.paths, each.labels, each.class_names, folder, open_file=open_member) for each in both)
+    train, test = (replace(each, open_file=open_member) for each in both)
+    return train, test
 
 
 def open_member(path: Path) -> Image.Image:
     """The image at folder/file.tar/name@offset+size."""
-    file, offset, size = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL).groups()
+    place = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL)
+    if place is None:
+        raise ValueError(f"expected a place in a tar file, file.tar/name@offset+size, got {path}")
+    file, offset, size = place.groups()
     contents = os.pread(_opened(file), int(size), int(offset))
     if len(contents) < int(size):
         raise OSError(f"{file} ends before {path.name}: it was cut short since it was listed")
@@ -81,7 +87,9 @@ def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
                 elif ending in (".cls", ".json"):
                     if member.size > MOST_OF_A_LABEL:
                         raise ValueError(f"{file.name}: {member.name} has {member.size:,} bytes, too many for a class")
-                    label = _label(archive.extractfile(member).read(), ending, f"{file.name}: {member.name}")
+                    label = _label(
+                        cast(IO[bytes], archive.extractfile(member)).read(), ending, f"{file.name}: {member.name}"
+                    )
     except tarfile.TarError as error:
         raise ValueError(f"{file} is no whole tar file: {error}") from error
     if key is not None and (image is not None or label is not None):
