@@ -1,8 +1,10 @@
 # make run    set up, train on embedded data, show scores and pictures (QUICK=1: the same in seconds, for CI)
 # make test   set up, run the whole test suite
-# make lint   ruff: lint and format check
+# make lint   ruff: lint and format check; mypy: types
 # make bench  speed and memory side by side, in minutes: results/bench and docs/performance.md
 # make audit  bandit over the code, pip-audit over what constraints.txt pins: docs/security.md
+# make docs   the documentation as a site, in site/
+# make dist   sdist and wheel, in dist/; make smoke tries the wheel in an empty environment
 
 PYTHON ?= python3.11
 # Another Python has an environment of its own, and 3.10 pins of its own: make test PYTHON=python3.12
@@ -13,7 +15,7 @@ BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 
-.PHONY: run test lint format bench audit setup clean
+.PHONY: run test lint format bench audit docs dist smoke setup clean
 
 run: setup
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
@@ -25,6 +27,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -44,6 +47,19 @@ audit: .venv-audit/installed
 	.venv-audit/bin/pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
 	touch $@
 
+# The documentation as a site, in site/. A warning is an error; that of the theme is about what MkDocs may become.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel and the sdist it is built from, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# The wheel in an empty environment: takes minutes and a network, or a folder of wheels that pip knows.
+smoke: dist
+	$(BIN)/python -m tests.smoke dist
+
 setup: $(VENV)/installed
 
 # Installed again only when what is to be installed has changed.
@@ -56,4 +72,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info
+	rm -rf .venv .venv-* build dist site *.egg-info

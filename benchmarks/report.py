@@ -21,7 +21,7 @@ OURS, SPARSE, DENSE = "proxygml", "proxygml, sparse gradient", "dense equations"
 LIMITS = ("normalisation and products", "lengths and products")
 TEXT = """# Performance
 
-Written by `python -m benchmarks.report` from [results/bench](../results/bench); do not edit. `make bench` measures
+Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures
 again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel.
 {machine}
 

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]  # which is called by position
             train.__annotations__["recipe"] = Annotated[presets(arguments), tyro.conf.arg(name="")]
             tyro.extras.subcommand_cli_from_dict(
                 {

@@ -3,9 +3,10 @@
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -136,16 +137,23 @@ def show_table(rows: tables.Table) -> None:
     output.print(table)
 
 
+class Report(Protocol):
+    """What is told of work that takes long: what goes on, how much is done, of how much (0: a remark), a note."""
+
+    def __call__(self, what: str, done: int, total: int, note: str) -> None: ...
+
+
 @contextmanager
-def drawn_progress() -> Iterator[Callable[[str, int, int, str], None]]:
+def drawn_progress() -> Iterator[Report]:
     """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
-    times = {"no_wrap": True, "min_width": len("0:00:00")}  # the note gives way where the terminal is narrow
+    # The note gives way where the terminal is narrow.
+    elapsed, left = (Column(no_wrap=True, min_width=len("0:00:00")) for _ in range(2))
     bars = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
-        TimeElapsedColumn(table_column=Column(**times)),
+        TimeElapsedColumn(table_column=elapsed),
         TextColumn("left"),
-        TimeRemainingColumn(table_column=Column(**times)),
+        TimeRemainingColumn(table_column=left),
         TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=messages,
         disable=not messages.is_terminal,

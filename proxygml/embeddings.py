@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxygml.files import written_whole
-from proxygml.images import Crops, loaded
+from proxygml.images import Crops, Mirrored, loaded
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class Embeddings:
 
 def embed(
     model: "torch.nn.Module",
-    images: Crops,
+    images: Crops | Mirrored,
     paths: np.ndarray,
     *,
     batch_size: int = 128,
@@ -96,18 +96,19 @@ def embed(
     rank, processes = process
     if len(images) < processes:
         raise ValueError(f"expected an image for each of {processes} processes, got {len(images)}")
-    mine = Subset(images, np.array_split(np.arange(len(images)), processes)[rank])
+    places = np.array_split(np.arange(len(images)), processes)[rank]
+    mine: Subset = Subset(images, places)  # type: ignore[arg-type]  # both have what it needs: a length and items
     was_training = model.training
     model.eval()
-    vectors, done = [], 0
+    parts, done = [], 0
     for batch, _ in loaded(DataLoader(mine, batch_size=batch_size, num_workers=workers)):
         with torch.no_grad():
-            vectors.append(model(batch.to(device)).float())  # (batch, D)
+            parts.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)
         if progress is not None:
             progress(done, len(mine))
     model.train(was_training)
-    vectors = torch.cat(vectors)
+    vectors = torch.cat(parts)
     if processes > 1:
         vectors = gather_rows(vectors, shared=False)
     return Embeddings(vectors.cpu().numpy(), np.asarray(images.labels), np.asarray(paths))

@@ -124,7 +124,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if first:
             moments = Moments.of(features, labels)
             self._stream = moments, self._new_head(moments, seed=_drawn(check_random_state(self.random_state)))
-            self.n_iter_, self.held_out_score_ = 0, []
+            self.n_iter_ = 0
+            self.held_out_score_: list[float] = []
         else:
             moments, head = self._stream
             moments.add(features, labels)
@@ -205,7 +206,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         tell: Callable[[str, int, int], None],
     ) -> int:
         """After how many epochs held-out classes are found best, having learned from the others alone."""
-        self.held_out_score_: list[float] = []
+        self.held_out_score_ = []
         if len(self.classes_) < FEWEST_CLASSES or self.held_out == 0:
             return self.epochs
         drawn = random.permutation(len(self.classes_))[: max(2, round(self.held_out * len(self.classes_)))]
@@ -231,7 +232,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         for pair in product(whitenings, SHARPENINGS if self.sharpening is None else [self.sharpening]):
             self.whitening_, self.sharpening_ = pair
             found[pair] = _score(self._new_head(moments, seed=0).transform(judged), expected)
-        self.whitening_, self.sharpening_ = max(found, key=found.get)
+        self.whitening_, self.sharpening_ = max(found, key=found.__getitem__)
 
     def _take(self, head: Head) -> "ProxyGMLEmbedding":
         self.mean_, self.components_ = head.mean, head.components()
@@ -258,10 +259,10 @@ def _bar(shown: bool) -> Iterator[Callable[[str, int, int], None]]:
     if not shown:
         yield lambda what, done, total: None
         return
-    from rich.progress import Progress  # only here: others need not have it
+    from rich.progress import Progress, TaskID  # only here: others need not have it
 
     with Progress() as bar:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def tell(what: str, done: int, total: int) -> None:
             if what not in tasks:

@@ -118,7 +118,7 @@ def images_to_compare(recipe: Recipe) -> tuple[np.ndarray, str]:
         crops = ingredients.test_crops(recipe, images)
         places = np.unique(np.linspace(0, len(images) - 1, COMPARED_IMAGES).astype(int))
     except (OSError, ValueError, ModuleNotFoundError):
-        places = ()
+        places = np.empty(0, int)
     for place in places:
         try:
             found.append(crops[int(place)][0])
@@ -169,7 +169,7 @@ def _write_onnx(model: nn.Module, path: Path, example: Tensor) -> None:
         dynamic_shapes=({0: "batch"},),
         verbose=False,
     )
-    program.save(path, external_data=False)
+    program.save(path, external_data=False)  # type: ignore[union-attr]  # None only without dynamo
 
 
 def _read_onnx(path: Path, recipe: Recipe) -> Network:

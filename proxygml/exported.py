@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class Description:
         for name, kind in kinds.items():
             if name not in values:
                 raise ValueError(f"it does not say {name}")
-            expected = {float: (int, float), tuple: list}.get(kind, kind)
+            expected: Any = {float: (int, float), tuple: list}.get(kind, kind)
             if not isinstance(values[name], expected) or (isinstance(values[name], bool) and kind is not bool):
                 raise ValueError(f"expected {name} as {kind.__name__}, got {values[name]!r}")
         if not (values["image_size"] >= 1 and 0 < values["crop_share"] <= 1):
@@ -174,5 +174,5 @@ class OnnxModel:
                 vectors.append(self(pixels))  # (batch, D)
                 if progress is not None:
                     progress(numbers.stop, len(crops))
-        names = {"class_names": np.asarray(images.class_names), "model": said.model}
-        return Embeddings(np.concatenate(vectors), images.labels, np.asarray(images.paths), **names)
+        paths, names = np.asarray(images.paths), np.asarray(images.class_names)
+        return Embeddings(np.concatenate(vectors), images.labels, paths, names, said.model)

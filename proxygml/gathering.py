@@ -4,10 +4,12 @@ Gradients of a process's own numbers come out multiplied by the number of proces
 which they then go, takes the mean over processes where their sum is meant.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 
 def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None, *, shared: bool) -> Tensor:
@@ -21,11 +23,11 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None, *, shared:
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: Tensor, group: dist.ProcessGroup | None, shared: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None, shared: bool) -> Tensor:
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        counts = [torch.empty((), dtype=torch.int64, device=rows.device) for _ in range(size)]
-        dist.all_gather(counts, torch.tensor(len(rows), device=rows.device), group)
-        counts = [int(count) for count in counts]
+        told = [torch.empty((), dtype=torch.int64, device=rows.device) for _ in range(size)]
+        dist.all_gather(told, torch.tensor(len(rows), device=rows.device), group)
+        counts = [int(count) for count in told]
         longest = rows.new_zeros(max(counts), *rows.shape[1:])  # all have to send as many
         longest[: len(rows)] = rows
         gathered = [torch.empty_like(longest) for _ in range(size)]
@@ -36,7 +38,7 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if ctx.shared:
             gradient = gradient.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(gradient, group=ctx.group)
@@ -50,12 +52,12 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, values: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor) -> Tensor:
         return _summed(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _summed(gradient)  # every process has used the sum
 
 

@@ -168,13 +168,13 @@ class Head:
         Of a first class alone there is nothing to learn but proxies.
         """
         samples = F.normalize(torch.from_numpy((features - self.mean) @ self.space).float(), dim=1)  # (M, D)
-        labels = torch.from_numpy(labels)
+        classes = torch.from_numpy(labels)
         order = torch.randperm(len(samples), generator=self.random)
-        self._welcome(samples, labels, order)
+        self._welcome(samples, classes, order)
         if len(self.proxies) < 2:
             return
         for rows in order.split(min(self.batch_size, -(-len(order) // FEWEST_STEPS))):
-            loss = self.loss(samples[rows] @ (self.start + self.turn), labels[rows])
+            loss = self.loss(samples[rows] @ (self.start + self.turn), classes[rows])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

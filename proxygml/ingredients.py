@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from proxygml import backbones, datasets, losses, sampling
 from proxygml.backbones.cascade import CascadedEmbedder
+from proxygml.backbones.trunk import Trunk
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems, without_problems
@@ -28,6 +30,7 @@ from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
 
+Network = backbones.Embedder | CascadedEmbedder
 OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
     *("proxies_per_class", "ratio", "links", "proxy_weight"),
     *("positive_mask", "literal_mask", "mask_softmax", "scale", "sparse_gradient", "proxy_rows"),
@@ -42,7 +45,7 @@ def start_fabric(recipe: Recipe) -> Fabric:
     """
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices))
     nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else recipe.nodes
-    strategy = "auto"
+    strategy: str | DDPStrategy = "auto"
     if devices * nodes > 1:
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # every process says that it is there
         if "LOCAL_RANK" not in os.environ and not SLURMEnvironment.detect():
@@ -133,7 +136,7 @@ def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mir
     """Images as a network sees them in an epoch of training: random crops; of maps nothing but their mirror images."""
     chance = {"seed": recipe.seed, "epoch": epoch}
     if images.are_maps:
-        return Mirrored(images.pixels, images.labels, **chance if recipe.flip else {})
+        return Mirrored(cast(np.ndarray, images.pixels), images.labels, **chance if recipe.flip else {})
     augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
     size = recipe.image_size
     return Crops(images.open, images.labels, size=size, augmentation=augmentation, names=images.paths, **chance)
@@ -142,15 +145,15 @@ def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mir
 def test_crops(recipe: Recipe, images: ImageList) -> Crops | Mirrored:
     """Images as a trained network sees them: centre crops, or maps as they are."""
     if images.are_maps:
-        return Mirrored(images.pixels, images.labels)
+        return Mirrored(cast(np.ndarray, images.pixels), images.labels)
     return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop, names=images.paths)
 
 
-def build_model(recipe: Recipe) -> nn.Module:
+def build_model(recipe: Recipe) -> Network:
     """The network that the recipe's loss needs, with random weights and with its frozen stages frozen."""
     method = losses.find(recipe.loss)
     if method.network == "three heads":
-        model = CascadedEmbedder(backbones.build_trunk(recipe.backbone), recipe.embedding_dim)
+        model: Network = CascadedEmbedder(backbones.build_trunk(recipe.backbone), recipe.embedding_dim)
     else:
         model = backbones.build(
             recipe.backbone,
@@ -178,13 +181,15 @@ def build_model(recipe: Recipe) -> nn.Module:
 
 def without_head(model: nn.Module, recipe: Recipe) -> nn.Module:
     """The same trunk with nothing after its pooling: what a network gives before its head has learned anything."""
-    bare = backbones.Embedder(model.trunk, recipe.embedding_dim, pooling=recipe.pooling)
+    bare = backbones.Embedder(cast(Trunk, model.trunk), recipe.embedding_dim, pooling=recipe.pooling)
     bare.head = nn.Identity()
     return bare
 
 
-def load_pretrained(model: nn.Module, recipe: Recipe) -> str:
+def load_pretrained(model: Network, recipe: Recipe) -> str:
     """Put the recipe's weights into the trunk; what was loaded, in a sentence."""
+    if recipe.weights is None:
+        raise ValueError("expected a recipe with weights, got one without")
     path = backbones.pretrained_file(model.trunk) if recipe.weights == "pretrained" else Path(recipe.weights)
     loaded = backbones.load_weights(model.trunk, path)
     missing, unexpected = (f": {names[0]}, ..." if names else "" for names in (loaded.missing, loaded.unexpected))
@@ -202,7 +207,8 @@ def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
         return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, seed=recipe.seed, **settings)
     loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings)
     if recipe.shard:  # one process begins as several do
-        loss.proxies.data = first_proxies(loss.proxies.shape, 0, num_classes, recipe.seed)
+        proxies = cast(nn.Parameter, loss.proxies)
+        proxies.data = first_proxies(proxies.shape, 0, num_classes, recipe.seed)
     return loss
 
 
@@ -225,22 +231,23 @@ def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.
         **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
         "proxies": (loss, own_rate(recipe)),
     }
-    groups, taken = [], set()
+    groups: list[dict[str, Any]] = []
+    taken: set[int] = set()
     for name, (module, rate) in rates.items():
         parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
         taken.update(map(id, parameters))
         groups.append({"name": name, "params": parameters, "lr": rate, "base_rate": rate})
-    shared = {"weight_decay": recipe.weight_decay}
+    decay = recipe.weight_decay
     match recipe.optimizer:
         case "adam":
             kind = RowAdam if recipe.sparse_gradient else torch.optim.Adam
-            return kind(groups, eps=recipe.adam_epsilon, fused=True, **shared)
+            return kind(groups, eps=recipe.adam_epsilon, fused=True, weight_decay=decay)
         case "adamw":
-            return torch.optim.AdamW(groups, eps=recipe.adam_epsilon, fused=True, **shared)
+            return torch.optim.AdamW(groups, eps=recipe.adam_epsilon, fused=True, weight_decay=decay)
         case "sgd":
-            return torch.optim.SGD(groups, momentum=0.9, fused=True, **shared)
+            return torch.optim.SGD(groups, momentum=0.9, fused=True, weight_decay=decay)
         case "rmsprop":
-            return torch.optim.RMSprop(groups, eps=recipe.adam_epsilon, **shared)
+            return torch.optim.RMSprop(groups, eps=recipe.adam_epsilon, weight_decay=decay)
 
 
 def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int) -> list[np.ndarray]:
@@ -255,5 +262,5 @@ def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int
     if method.batches == "neighbouring" and distances is not None:
         return sampling.neighbouring(labels, *size, distances.cpu().numpy(), **chance)
     if method.batches == "two streams":
-        return sampling.two_streams(labels, *size, share=loss.structured_share, **chance)
+        return sampling.two_streams(labels, *size, share=cast(float, loss.structured_share), **chance)
     return sampling.balanced(labels, *size, **chance)

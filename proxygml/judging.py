@@ -1,6 +1,7 @@
 """How good a network is, as a recipe asks: its embeddings of images, their scores, and what it is compared with."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from lightning_fabric import Fabric
@@ -9,6 +10,7 @@ from torch import nn
 from proxygml import evaluation, ingredients
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.images import Crops
 from proxygml.recipes import Recipe
 
 
@@ -23,7 +25,7 @@ class Judge:
         return embed(
             model,
             ingredients.test_crops(self.recipe, images),
-            images.paths,
+            np.asarray(images.paths),
             batch_size=max(128, self.recipe.batch_size),
             workers=self.recipe.workers,
             device=self.fabric.device,
@@ -54,7 +56,7 @@ class Judge:
         scores = {"untrained": untrained.to_json()}
         if not images.are_maps:
             self.progress("scoring raw pixels", 0, 1, "")
-            pixels = raw_pixels(ingredients.test_crops(self.recipe, images))
+            pixels = raw_pixels(cast(Crops, ingredients.test_crops(self.recipe, images)))
             rows = Embeddings(pixels, images.labels, np.asarray(images.paths))
             scores["pixels"] = self.evaluate(rows, cluster=True).to_json()
         return scores

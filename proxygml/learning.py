@@ -1,9 +1,10 @@
 """A network that learns: epoch by epoch, in one process or in several that share each batch; and its state."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.datasets import ImageList
 from proxygml.gathering import gather_rows
-from proxygml.images import loaded
+from proxygml.images import Crops, Mirrored, loaded
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
 
@@ -41,16 +42,17 @@ class Learner:
         ingredients.draw_batches(recipe, images.labels, loss, epoch=0)
         with torch.no_grad():
             model.eval()(torch.from_numpy(ingredients.test_crops(recipe, images)[0][0])[None])
-        if hasattr(loss, "watch"):
+        watch = getattr(loss, "watch", None)
+        if watch is not None:
             if fabric.world_size > 1:
                 raise ValueError(f"{recipe.loss} runs the network itself, which processes cannot share: use one")
-            loss.watch(model)
+            watch(model)
         optimizer = ingredients.build_optimizer(recipe, model, loss)
         self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
         if fabric.world_size > 1:
             join_batch_norms(model)
         self.model, self.loss = fabric.setup_module(model), loss.to(fabric.device)
-        self.optimizer = fabric.setup_optimizers(optimizer)
+        self.optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(optimizer))
 
     def train_epoch(
         self,
@@ -65,8 +67,9 @@ class Learner:
         is told (step, of how many in all epochs, loss).
         """
         recipe, optimizer = self.recipe, self.optimizer
-        if hasattr(self.loss, "begin_epoch"):
-            self.loss.begin_epoch(epoch, embed)
+        begin_epoch = getattr(self.loss, "begin_epoch", None)
+        if begin_epoch is not None:
+            begin_epoch(epoch, embed)
         self.model.train()
         if recipe.freeze_batch_norm:
             _keep_statistics(self.model)
@@ -112,7 +115,13 @@ class Learner:
         crops = ingredients.training_crops(self.recipe, self.images, epoch)
         parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
         collate = partial(_collate, crops=crops)
-        return loaded(DataLoader(crops, batch_sampler=parts, num_workers=self.recipe.workers, collate_fn=collate))
+        loader: DataLoader = DataLoader(
+            crops,  # type: ignore[arg-type]  # they are no Dataset, but have what it needs: a length and items
+            batch_sampler=parts,  # type: ignore[arg-type]  # arrays do as well as lists
+            num_workers=self.recipe.workers,
+            collate_fn=collate,
+        )
+        return loaded(loader)
 
     def weights(self) -> dict[str, dict]:
         """What is trained, but for proxies that are spread over processes."""
@@ -148,7 +157,7 @@ class Learner:
 
     def _shards(self) -> dict[str, Tensor]:
         """The proxies here and Adam's moments of them: (classes here, N, D) each."""
-        proxies = self.loss.proxies
+        proxies = cast(nn.Parameter, self.loss.proxies)
         state = self.optimizer.state[proxies]
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
@@ -156,7 +165,7 @@ class Learner:
         return {"proxies": proxies.data, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
 
 
-def _collate(items: list, crops: Sequence) -> list[Tensor]:
+def _collate(items: list, crops: Crops | Mirrored) -> list[Tensor]:
     """Images and labels as one tensor each; where there are none, of the same form without a row."""
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 

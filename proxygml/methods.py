@@ -4,6 +4,8 @@ Values are those of the released code where there is one; `UNKNOWN` says what is
 A run that its authors count in iterations has as many epochs as see the same number of images.
 """
 
+from collections.abc import Callable
+
 TRAINING_IMAGES = {"cub": 5864, "cars": 8054, "sop": 59551}
 
 
@@ -215,7 +217,7 @@ def _n_pair(dataset: str) -> dict[str, object]:
     return {"loss_settings": (f"regularisation_weight={weight}",)}
 
 
-NATIVE = {
+NATIVE: dict[str, Callable[[str], dict[str, object]]] = {
     "proxygml": lambda dataset: {"warmup": (1,), "tested_epochs": (1, 2, *range(35, 51))},  # as the paper's presets
     "semihard": _semihard,
     "liftedstruct": _liftedstruct,

@@ -18,7 +18,7 @@ class RowAdam(torch.optim.Adam):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as Adam's is
         value = None
         if closure is not None:
             with torch.enable_grad():
@@ -27,19 +27,19 @@ class RowAdam(torch.optim.Adam):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse:
-                    self._step_rows(parameter, group)
+                    self._step_rows(parameter, parameter.grad, group)
                     sparse[parameter], parameter.grad = parameter.grad, None  # which Adam refuses
         super().step()
         for parameter, gradient in sparse.items():
             parameter.grad = gradient
         return value
 
-    def _step_rows(self, parameter: Tensor, group: dict) -> None:
+    def _step_rows(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
         state = self.state[parameter]
         if not state:  # under the names that Adam gives them, so that a checkpoint fits both
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        gradient = parameter.grad.coalesce()
+        gradient = gradient.coalesce()
         leading = gradient.sparse_dim()
         places = gradient.indices()[0]  # (rows,) of the leading axes made one
         for axis in range(1, leading):

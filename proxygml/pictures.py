@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -87,12 +88,12 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     axis = figure.subplots()
     grey = ~np.isin(labels[shown], coloured)
-    axis.scatter(*points[grey].T, s=6, c="#d0d0d0", linewidths=0)
+    axis.scatter(points[grey, 0], points[grey, 1], s=6, c="#d0d0d0", linewidths=0)
     colours = [f"C{number}" for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ["#000000", "#b8860b", "#00008b"]  # no grey
     groups = []
     for label, colour in zip(coloured, colours, strict=False):
         chosen = points[labels[shown] == label]
-        groups.append(axis.scatter(*chosen.T, s=22, color=colour, linewidths=0))
+        groups.append(axis.scatter(chosen[:, 0], chosen[:, 1], s=22, color=colour, linewidths=0))
     names = [_readable(class_names[label]) for label in coloured]
     legend = figure.legend(groups, names, loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     for text in legend.get_texts():
@@ -106,7 +107,7 @@ def _readable(name: str) -> str:
     return shorten("".join(letter if letter.isprintable() else "\ufffd" for letter in name), 45)
 
 
-def _show_framed(axis: object, image: Image.Image, colour: str) -> None:
+def _show_framed(axis: Axes, image: Image.Image, colour: str) -> None:
     with image:
         picture = image.convert("RGB")
         picture.thumbnail((128, 128))

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Recipe:
                 nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
                 hint = f": did you mean {nearest[0]!r}?" if nearest else ""
                 raise ValueError(f"a recipe has no setting {name!r}{hint}")
-        return replace(self, **settings)
+        return replace(self, **cast(dict[str, Any], settings))  # each value is checked when it is made
 
     def to_json(self) -> str:
         """As JSON text that `from_json` reads."""
@@ -218,7 +218,7 @@ def _parse(text: str) -> Setting:
     return {"True": True, "False": False}.get(text, text)
 
 
-def _fits(value: object, kind: object) -> bool:
+def _fits(value: object, kind: Any) -> bool:
     """Whether a value is of a type as the fields of a Recipe name them."""
     inner = get_args(kind)
     if get_origin(kind) is Literal:

@@ -5,6 +5,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,7 @@ class Session:
         self.progress = progress = progress if self.writes else nobody_watches
         self.judge = Judge(recipe, fabric, progress)
         self.log: list[dict] = []
-        self.best: dict | None = None  # epoch, and map_at_r on what it was chosen on
+        self.best: dict[str, Any] = {}  # epoch, and map_at_r on what it was chosen on; none before the first epoch
         self.scores: dict = {}
 
         progress("loading images", 0, 1, recipe.dataset)
@@ -81,7 +82,7 @@ class Session:
             self._train_and_judge(epoch, run)
         self.fabric.barrier()  # the best network is written
         self._take_best(run)
-        trained = {}
+        trained: dict[str, Any] = {}
         if self.recipe.test:
             embeddings = self.judge.embed(self.learner.model, self.test_images, "scoring test classes")
             trained["trained"] = self.judge.evaluate(embeddings, cluster=True).to_json()
@@ -119,7 +120,7 @@ class Session:
         """One epoch, its entry in the log, and its checkpoint."""
         started = time.perf_counter()
         means = self.learner.train_epoch(epoch, embed=self._embed_training_images, progress=self._trained)
-        entry = {"epoch": epoch + 1} | means
+        entry: dict[str, Any] = {"epoch": epoch + 1} | means
         entry["training_seconds"] = time.perf_counter() - started
         entry["images_per_second"] = len(self.learner.images) / entry["training_seconds"]
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
@@ -146,13 +147,13 @@ class Session:
         """The test classes as they are found now, and clustered too where they are found better than ever before."""
         embeddings = self.judge.embed(self.learner.model, self.test_images, "scoring test classes")
         scores = self.judge.evaluate(embeddings, cluster=False)
-        first = f"recall@{self.recipe.recall_at[0]}"
-        highest = max((entry["test"][first] for entry in self.log if "test" in entry), default=-1)
-        return self.judge.evaluate(embeddings, cluster=True) if scores.to_json()[first] > highest else scores
+        first = self.recipe.recall_at[0]
+        highest = max((entry["test"][f"recall@{first}"] for entry in self.log if "test" in entry), default=-1)
+        return self.judge.evaluate(embeddings, cluster=True) if scores.recall[first] > highest else scores
 
     def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
-        so_far = None if self.best is None else self.best["map_at_r"]
+        so_far = self.best.get("map_at_r")
         if verdict is None:
             return so_far is None
         return so_far is None or verdict.map_at_r > so_far
@@ -164,7 +165,8 @@ class Session:
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
         """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""
         embeddings = self.judge.embed(self.learner.model, self.learner.images, "embedding training images")
-        return tuple(torch.from_numpy(part).to(self.fabric.device) for part in (embeddings.vectors, embeddings.labels))
+        device = self.fabric.device
+        return torch.from_numpy(embeddings.vectors).to(device), torch.from_numpy(embeddings.labels).to(device)
 
     def _usable(self, images: ImageList, what: str, cache: Cache | None) -> ImageList:
         def checked(done: int, total: int) -> None:

@@ -43,7 +43,7 @@ def _of_all(tensors: dict[str, Tensor], classes: int) -> dict[str, Tensor]:
     if not dist.is_initialized():
         return tensors
     mesh = init_device_mesh(next(iter(tensors.values())).device.type, (dist.get_world_size(),))
-    of_all = {}
+    of_all: dict[str, Tensor] = {}
     for name, here in tensors.items():
         shape = torch.Size((classes, *here.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()

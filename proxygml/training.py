@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from proxygml import ingredients
-from proxygml.backbones import Embedder
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings
 from proxygml.judging import Judge
@@ -43,7 +42,7 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     return Session(run.recipe, fabric, progress or nobody_watches, checkpoint).finish_together(run)
 
 
-def load_model(run: Run) -> Embedder:
+def load_model(run: Run) -> ingredients.Network:
     """The trained network of a run, in evaluation mode."""
     model = ingredients.build_model(run.recipe)
     model.load_state_dict(run.load_best()["model"])

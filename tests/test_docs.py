@@ -1,5 +1,6 @@
 """The README, the pages in docs/ and the examples do what they say."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -59,14 +60,48 @@ def test_the_readme_shows_the_loss_in_python() -> None:
 
 
 SMALLER = {"million_classes.py": ("--classes", "3000", "--links", "50", "--steps", "20")}
+LIBRARIES = {  # which examples need, and which may not be there
+    "with_lightning.py": "lightning",
+    "with_open_metric_learning.py": "oml",
+    "with_sentence_transformers.py": "sentence_transformers",
+}
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
+    library = LIBRARIES.get(script.name)
+    if library is not None and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed, see docs/libraries.md")
     command = [sys.executable, script, *SMALLER.get(script.name, ())]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    if script.name.startswith("with_"):
+        before, after = (float(number) for number in re.findall(r"\d\.\d\d", done.stdout))
+        assert after > before + 0.2, f"{script.name} has not learned: {done.stdout}"
+
+
+def test_the_notebook_runs_and_holds_no_outputs(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="notebooks are run with nbclient and ipykernel")
+    import nbformat
+
+    notebook = nbformat.read(ROOT / "examples" / "tour.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code), "clear the outputs before you commit"
+    nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert any("image/png" in output.get("data", ()) for cell in code for output in cell.outputs)
+    (found,) = (output.text for output in code[-1].outputs)
+    assert found.startswith("Hit(path=")
+
+
+def test_the_lines_that_explain_the_loss_are_lines_of_the_package() -> None:
+    files = [ROOT / "proxygml" / "losses" / name for name in ("proxygml.py", "subgraphs.py")]
+    lines = {line.strip() for file in files for line in file.read_text().splitlines()}
+    shown = [line.strip() for block in blocks(ROOT / "docs" / "loss.md", "py") for line in block.splitlines()]
+    assert shown
+    assert not [line for line in shown if line not in lines], "docs/loss.md shows lines that have changed"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "ingredients": {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling", "launching"),
     },
-    "judging": {"recipes", "datasets", "evaluation", "embeddings", "ingredients"},
+    "judging": {"recipes", "datasets", "images", "evaluation", "embeddings", "ingredients"},
     "learning": {"recipes", "datasets", "images", "backbones", "shards", "ingredients"},
     "sessions": {
         *("recipes", "datasets", "cache", "evaluation", "pictures", "runs", "launching"),

@@ -23,6 +23,9 @@ class PixelScaling(nn.Module):
     It is part of the network, so that whoever holds one cannot feed it wrongly.
     """
 
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
         self.bgr, self.takes_maps = trunk.bgr, trunk.takes_maps
@@ -53,13 +56,14 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = trunk
-        self.head = nn.Linear(trunk.channels, embedding_dim)
+        self.head: nn.Module = nn.Linear(trunk.channels, embedding_dim)
         if normalise_features:
             self.head = nn.Sequential(nn.BatchNorm1d(trunk.channels), self.head)
         self.pooling = pooling
         self.normalise = normalise
         self.scale_pixels = PixelScaling(trunk)
-        self.to(memory_format=torch.channels_last)  # convolutions on a CPU take about 2/3 of the time
+        # Convolutions on a CPU take about 2/3 of the time.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its types lack this form
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
@@ -115,8 +119,9 @@ def build_trunk(name: str) -> Trunk:
 
 def pretrained_file(trunk: Trunk) -> Path:
     """The published ImageNet weights of a trunk: in their registry package, in this folder, or in torch's cache."""
-    if hasattr(trunk, "packaged_weights"):
-        return trunk.packaged_weights()
+    packaged = getattr(trunk, "packaged_weights", None)
+    if packaged is not None:
+        return packaged()
     name = getattr(trunk, "published_file", None)
     if name is None:
         raise ValueError(f"there are no published weights for {type(trunk).__name__}: train it from random ones")

@@ -20,6 +20,8 @@ class CascadedEmbedder(nn.Module):
     of the paper, or in a trunk without them the stages at about half and three quarters of its way.
     """
 
+    scales: Tensor
+
     def __init__(
         self,
         trunk: Trunk,
@@ -49,7 +51,8 @@ class CascadedEmbedder(nn.Module):
         scales = torch.tensor(weights).repeat_interleave(torch.tensor(sizes))  # (D,)
         self.register_buffer("scales", scales, persistent=False)
         self.scale_pixels = PixelScaling(trunk)
-        self.to(memory_format=torch.channels_last)  # convolutions on a CPU take about 2/3 of the time
+        # Convolutions on a CPU take about 2/3 of the time.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its types lack this form
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.scale_pixels(images)

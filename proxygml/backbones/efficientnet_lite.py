@@ -6,7 +6,7 @@ the stochastic depth of the original ImageNet training: it would make the maps o
 
 import importlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ class EfficientNetLite(Trunk):
         """Maps after one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
         if name in ("stem", "head"):
             convolution, batch_norm = self.modules_of(name)
-            return F.relu6(batch_norm(convolve(convolution, maps)), inplace=True)
+            return F.relu6(batch_norm(convolve(cast(nn.Conv2d, convolution), maps)), inplace=True)
         return super().stage(name, maps)
 
     def packaged_weights(self) -> Path:

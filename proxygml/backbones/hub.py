@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -114,14 +114,14 @@ def _transformers() -> ModuleType:
     return library("transformers", extra="hub", user="an hf: backbone")
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}): fetch it again") from None
 
 
-def _load(network_class: type[nn.Module], config: object, folder: Path, name: str) -> nn.Module:
+def _load(network_class: type[Any], config: object, folder: Path, name: str) -> nn.Module:
     if not any(folder.glob("model*.safetensors")):
         raise FileNotFoundError(
             f"no model.safetensors for hf:{name} in {folder}: only safetensors weights are loaded, since other files "
@@ -148,10 +148,9 @@ def _load(network_class: type[nn.Module], config: object, folder: Path, name: st
 def _drop_unused(network: nn.Module) -> None:
     """Takes out the parameters that no image reaches: training in several processes waits for every gradient."""
     for module in network.modules():
-        if getattr(module, "pooler", None) is not None:
-            module.pooler = None  # ViT's tanh layer, which most checkpoints never trained
-        if getattr(module, "mask_token", None) is not None:
-            module.mask_token = None
+        for name in ("pooler", "mask_token"):  # the first is ViT's tanh layer, which most checkpoints never trained
+            if getattr(module, name, None) is not None:
+                setattr(module, name, None)
     if type(network).__name__.startswith("ConvNext"):
         network.layernorm = nn.Identity()  # acts on the pooled vector; here the maps go on
 

@@ -17,7 +17,7 @@ class Inception(Trunk):
         convolution = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2)
         # fan_in keeps the scale over 22 layers, with no batch normalisation or a frozen one (He et al. 2015).
         nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
-        nn.init.zeros_(convolution.bias)
+        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # it has one
         self.add_module(name, convolution)
 
     def modules_of(self, name: str) -> list[nn.Module]:

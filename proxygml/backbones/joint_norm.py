@@ -17,10 +17,11 @@ class JointBatchNorm(nn.BatchNorm2d):
         mean = _sum(images) / count  # (channels,)
         centred = images - mean.view(shape)
         variance = _sum(centred.square()) / count  # (channels,)
-        if self.track_running_stats:
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean.detach(), self.momentum)
-            self.running_var.lerp_(variance.detach() * count / (count - 1), self.momentum)
+            share = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.detach(), share)
+            self.running_var.lerp_(variance.detach() * count / (count - 1), share)
         scale = self.weight / (variance + self.eps).sqrt()
         return centred * scale.view(shape) + self.bias.view(shape)
 

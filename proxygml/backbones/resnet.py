@@ -79,7 +79,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, incoming: int, width: int, outgoing: int, stride: int) -> None:
         super().__init__()
         if width == outgoing:
-            rows = ((incoming, width, 3, stride), (width, width, 3, 1))
+            rows: tuple[tuple[int, int, int, int], ...] = ((incoming, width, 3, stride), (width, width, 3, 1))
         else:
             rows = ((incoming, width, 1, 1), (width, width, 3, stride), (width, outgoing, 1, 1))
         self.convolutions = len(rows)

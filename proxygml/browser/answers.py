@@ -1,5 +1,6 @@
 """What the page is told: plain values, ready to be sent."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -93,6 +94,8 @@ class Answers:
 
     def upload(self, image: Image.Image, count: int) -> dict:
         """The images nearest to one that was sent, and its subgraph."""
+        if self.space.embed_image is None:
+            raise ValueError(self.space.no_upload)
         vector = self.space.embed_image(image)  # (D,)
         found, distances = self.space.nearest(vector[None], count)
         proxies = self.space.proxies
@@ -137,11 +140,12 @@ class Answers:
         ]
 
     def _told(self, subgraph: Subgraph | None) -> dict | None:
-        if subgraph is None:
+        proxies = self.space.proxies
+        if subgraph is None or proxies is None:
             return None
         order = np.argsort(-subgraph.shares, kind="stable")[:MOST_CLASSES_TOLD]
-        per_class = self.space.proxies.vectors.shape[1]
-        counts = np.bincount(subgraph.linked // per_class, minlength=len(self.space.proxies.vectors))
+        per_class = proxies.vectors.shape[1]
+        counts = np.bincount(subgraph.linked // per_class, minlength=len(proxies.vectors))
         return {
             "linked": subgraph.linked.tolist(),
             "cosines": np.round(subgraph.cosines.astype(float), 4).tolist(),
@@ -161,9 +165,10 @@ class Answers:
     def _classes_of_proxies(self) -> list[int]:
         """Of every class of proxies its number among the classes that are shown, or -1."""
         shown = {int(label): number for number, label in enumerate(np.unique(self.space.original_labels))}
-        return [shown.get(int(label), -1) if label >= 0 else -1 for label in self.space.proxies.labels]
+        labels = () if self.space.proxies is None else self.space.proxies.labels
+        return [shown.get(int(label), -1) if label >= 0 else -1 for label in labels]
 
-    def _draw(self, layout: str, report: object) -> np.ndarray:
+    def _draw(self, layout: str, report: Callable[[int, int], None]) -> np.ndarray:
         """All images and after them all proxies as points (M + CN, 2)."""
         vectors = self.space.vectors
         if self.space.proxies is not None:

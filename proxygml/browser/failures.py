@@ -20,7 +20,8 @@ class Confusion(NamedTuple):
 
     first: int
     second: int
-    count: int  # images of the one among the R nearest of images of the other
+    # Images of the one among the R nearest of images of the other; it hides the method `count` of tuples.
+    count: int  # type: ignore[assignment]
     share: float  # of all that could be: the R nearest of every image of both
 
 

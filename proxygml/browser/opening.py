@@ -4,8 +4,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -15,6 +15,7 @@ from proxygml.browser.space import Proxies, Space
 from proxygml.datasets import ImageList, open_image
 from proxygml.embeddings import Embeddings
 from proxygml.images import Crops
+from proxygml.losses.proxygml import ProxyGMLLoss
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
@@ -54,7 +55,11 @@ def _of_run(run: Run, split: str, data: Path | None, progress: Progress) -> Spac
         both = None
         warnings.warn(f"the images of {run.folder} are not there, only what was kept of them: {error}", stacklevel=2)
     if loaded is None or loaded.model != run.mark:
-        images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
+
+        def checked(done: int, total: int) -> None:
+            progress("checking images", done, total, "")
+
+        images, broken = ingredients.usable(cast(ImageList, images), recipe, None, checked)
         if broken:
             progress("skipped", 0, 0, f"{broken} images that cannot be read")
         loaded = training.embed_images(run, images, progress=progress)
@@ -81,8 +86,10 @@ def _of_index(place: str, data: Path | None) -> Space:
     blocks = list(index.blocks())
     if not blocks:
         raise ValueError(f"{index.place} holds nothing yet: proxygml index add fills it")
-    joined = [np.concatenate([getattr(block, part) for block in blocks]) for part in ("vectors", "labels", "paths")]
-    loaded = Embeddings(*joined, class_names=blocks[0].class_names)
+    vectors, labels, paths = (
+        np.concatenate([getattr(block, part) for block in blocks]) for part in ("vectors", "labels", "paths")
+    )
+    loaded = Embeddings(vectors, labels, paths, class_names=blocks[0].class_names)
     kept = index.model_folder()
     run = None if kept is None else Run.open(kept)
     return Space(
@@ -97,7 +104,8 @@ def _of_index(place: str, data: Path | None) -> Space:
 
 def embedder(run: Run) -> Callable[[Image.Image], np.ndarray]:
     """From an image to its vector (D,) by the network of a run, which is loaded when it is first needed."""
-    loaded, lock = [], threading.Lock()
+    loaded: list[ingredients.Network] = []
+    lock = threading.Lock()
 
     def embed(image: Image.Image) -> np.ndarray:
         with lock:
@@ -126,7 +134,7 @@ def _proxies(run: Run, recipe: Recipe, both: tuple[ImageList, ImageList] | None,
             classes, names = trained, tuple(train_images.class_names[number] for number in trained)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of settings that link no negatives, it was warned in training
-        loss = ingredients.build_loss(recipe.changed({"shard": False}), len(vectors))
+        loss = cast(ProxyGMLLoss, ingredients.build_loss(recipe.changed({"shard": False}), len(vectors)))
     labels = classes if split == "train" and both is not None else np.full(len(vectors), -1)
     return Proxies(vectors, names, labels, loss.links, loss.positive_bonus, loss.scale)
 
@@ -136,8 +144,8 @@ def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Ima
     place = {} if images is None else {path: number for number, path in enumerate(images.paths)}
 
     def open_listed(number: int) -> Image.Image:
-        if (path := str(paths[number])) not in place:
-            raise FileNotFoundError(path)
+        if images is None or (path := str(paths[number])) not in place:
+            raise FileNotFoundError(str(paths[number]))
         return images.open(place[path])
 
     return open_listed

@@ -34,6 +34,8 @@ class Thumbnails:
             if (image, side) in self._kept:
                 self._kept.move_to_end((image, side))
                 return _typed(self._kept[image, side])
+        if self._space.open_image is None:
+            return tile("cannot be read")
         try:
             with self._room, self._space.open_image(image) as opened:
                 if opened.width * opened.height > MOST_SHOWN:

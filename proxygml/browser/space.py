@@ -88,10 +88,10 @@ class Space:
         if not vectors.size:
             raise ValueError(f"{name} holds no vectors: there is nothing to look at")
         if not np.isfinite(vectors).all():
-            bad = ~np.isfinite(vectors).all(axis=1)  # (M,)
+            bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))  # (rows,)
             raise ValueError(
-                f"expected finite vectors, but {bad.sum()} of {len(bad)} hold NaN, infinity or what float32 cannot: "
-                f"first row {bad.argmax()}"
+                f"expected finite vectors, but {len(bad)} of {len(vectors)} hold NaN, infinity or what float32 cannot: "
+                f"first row {bad[0]}"
             )
         self.vectors, self.original_labels = vectors, embeddings.labels
         labels, self.classes = np.unique(embeddings.labels, return_inverse=True)  # (C,), (M,)

@@ -1,19 +1,16 @@
 """proxygml embed and proxygml evaluate."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
-from proxygml.display import drawn_progress, output, show_scores
+from proxygml.display import Report, drawn_progress, output, show_scores
 from proxygml.launching import is_first_process
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
-
-Progress = Callable[[str, int, int, str], None]
 
 
 def embed(
@@ -41,12 +38,12 @@ def embed(
         raise ValueError(f"expected the folder of a run or --model model.onnx, got {'both' if run else 'neither'}")
     if model is not None and data is not None:
         dataset = dataset or "folder"
-    changes = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
+    changes: dict[str, object] = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
     changes |= {"data": str(data)} if data is not None else {}
     changes |= {"skip_broken": True} if skip_broken else {}
     with drawn_progress() as progress:
         make = _embed_with_run if model is None else _embed_with_onnx
-        result = make(run or model, changes, split == "test", progress)
+        result = make(cast(Path, run or model), changes, split == "test", progress)
     if not is_first_process():
         return
     result.save(out)
@@ -55,7 +52,7 @@ def embed(
     )
 
 
-def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
+def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Report) -> "Embeddings":
     from proxygml import ingredients, training
     from proxygml.runs import Run
 
@@ -67,7 +64,7 @@ def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Progress)
     return training.embed_images(run, images, progress=progress)
 
 
-def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Progress) -> "Embeddings":
+def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Report) -> "Embeddings":
     """The same without torch."""
     from proxygml import datasets
     from proxygml.datasets.check import find_problems, without_problems
@@ -85,7 +82,7 @@ def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Progress) 
     return model.embed(images, progress=partial(progress, "embedding", note=""))
 
 
-def _tell_skipped(broken: int, progress: Progress) -> None:
+def _tell_skipped(broken: int, progress: Report) -> None:
     if broken:
         progress("skipped", 0, 0, f"{broken} images that cannot be read")
 

@@ -3,7 +3,7 @@
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
@@ -157,8 +157,8 @@ def _source(
         if run is None:
             raise ValueError("images need --run RUN, a trained run whose network embeds them")
         recipe = run.recipe.changed({"dataset": dataset, "data": None if data is None else str(data), "classes": None})
-        images = datasets.load(dataset, recipe.data, size=recipe.image_size, test_share=recipe.test_share)
-        return images[0 if split == "train" else 1]
+        both = datasets.load(recipe.dataset, recipe.data, size=recipe.image_size, test_share=recipe.test_share)
+        return both[0 if split == "train" else 1]
     if is_address(gallery) or (Path(gallery) / "items.sqlite").exists():
         return open_index(gallery)
     if Path(gallery).is_file():
@@ -175,7 +175,8 @@ def _measures(source: "Embeddings | AnyIndex | ImageList", run: "Run | None") ->
     from proxygml.embeddings import Embeddings
 
     if isinstance(source, ImageList):
-        return len(source), run.recipe.embedding_dim, run.mark
+        embeds = cast("Run", run)  # as `_source` has seen to
+        return len(source), embeds.recipe.embedding_dim, embeds.mark
     if isinstance(source, Embeddings):
         return *source.vectors.shape, source.model
     return len(source), source.width, source.model
@@ -192,7 +193,7 @@ def _fill(index: "AnyIndex", source: "Embeddings | AnyIndex | ImageList", run: "
         checked_model(run.mark, index.model, index.place)
     with drawn_progress() as progress:
         if isinstance(source, ImageList):
-            added = galleries.add_images(index, run, source, progress)
+            added = galleries.add_images(index, cast("Run", run), source, progress)
         elif isinstance(source, Embeddings):
             added = galleries.add_embeddings(index, galleries.divided(source), len(source.vectors), progress)
         else:

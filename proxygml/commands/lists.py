@@ -34,7 +34,7 @@ def datasets(
     modules = {known: importlib.import_module(f"proxygml.datasets.{known}") for known in DATASETS}
     if action == "list":
         for known, module in modules.items():
-            output.print(f"{known:10s}{module.__doc__.splitlines()[0]}", highlight=False, markup=False)
+            output.print(f"{known:10s}{str(module.__doc__).splitlines()[0]}", highlight=False, markup=False)
         return
     if name is None:
         raise ValueError(f"expected the name of a dataset to check, one of {', '.join(DATASETS)}")

@@ -52,7 +52,7 @@ def paper(
     if name is None:
         for known in experiments.EXPERIMENTS:
             module = experiments.find(known)
-            title = f"{module.IN_THE_PAPER}: {module.__doc__.splitlines()[0]}"
+            title = f"{module.IN_THE_PAPER}: {str(module.__doc__).splitlines()[0]}"
             output.print(f"{known:14s}{title}", highlight=False, markup=False)
         return
     results = Path("runs/quick") if quick else Path("results")

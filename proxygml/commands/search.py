@@ -46,7 +46,7 @@ def search(
     with drawn_progress() as progress:
         held, added = galleries.open_gallery(gallery, progress)
     show_problems(added)
-    if image:
+    if vectors is None:
         names, model = [str(path) for path in image], _model(held, gallery, run)
         checked_model(model.mark, held.model, gallery)
         asked = galleries.embed_photos(model, image)

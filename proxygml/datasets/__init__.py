@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from PIL import Image
@@ -75,7 +75,7 @@ class ImageList:
         """Where image `index` is, unless it is in memory."""
         return Path(self.root or ".", self.paths[index])
 
-    def of_classes(self, classes: Sequence[int]) -> "ImageList":
+    def of_classes(self, classes: Sequence[int] | np.ndarray) -> "ImageList":
         """The images of these classes alone, relabelled 0.. in the order in which the classes are given."""
         new_label = np.full(len(self.class_names), -1)
         new_label[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
@@ -94,10 +94,10 @@ class ImageList:
         classes, labels = np.unique(self.labels[indices], return_inverse=True)
         return self._of_images(indices, labels, classes)
 
-    def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int]) -> "ImageList":
+    def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int] | np.ndarray) -> "ImageList":
         return replace(
             self,
-            paths=self.paths.take(chosen),
+            paths=cast(Names, self.paths).take(chosen),
             labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
             pixels=None if self.pixels is None else self.pixels[chosen],
@@ -139,4 +139,5 @@ def load(
     fewest = min(len(images.class_names) for images in both)
     if not 2 <= classes <= fewest:
         raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
-    return tuple(images.of_classes(range(classes)) for images in both)
+    train, test = (images.of_classes(range(classes)) for images in both)
+    return train, test

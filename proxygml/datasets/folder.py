@@ -87,7 +87,7 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
     prefix = f"{start}/" if start else ""
     for folder in sorted(names_in):
         paths += [f"{prefix}{folder}/{name}" if folder else f"{prefix}{name}" for name in names_in[folder]]
-        classes += [folder or loose] * len(names_in[folder])
+        classes += [folder or str(loose)] * len(names_in[folder])
     return paths, classes
 
 

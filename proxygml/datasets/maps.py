@@ -16,7 +16,8 @@ PARTS = ("train", "test")
 
 def load(root: Path) -> tuple[ImageList, ImageList]:
     """What `save` wrote, for both halves."""
-    return tuple(_load(root / f"{part}.npz") for part in PARTS)
+    train, test = (_load(root / f"{part}.npz") for part in PARTS)
+    return train, test
 
 
 def _load(path: Path) -> ImageList:
@@ -35,6 +36,6 @@ def _load(path: Path) -> ImageList:
 
 def save(path: Path, images: ImageList, maps: np.ndarray) -> None:
     """Write the maps (M, 2, F, h, w) of images, whole or not at all."""
-    arrays = {"labels": images.labels, "paths": np.array(images.paths), "class_names": np.array(images.class_names)}
+    paths, names = np.array(images.paths), np.array(images.class_names)
     with written_whole(path) as draft, draft.open("wb") as file:
-        np.savez(file, maps=maps, **arrays)
+        np.savez(file, maps=maps, labels=images.labels, paths=paths, class_names=names)

@@ -2,13 +2,14 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
 
 import numpy as np
 
 TOGETHER = 2**16  # texts that exist at a time while others are made of them
 
 
-class Names(Sequence):
+class Names(Sequence[str]):
     """A sequence of texts that can only grow. Equal to any sequence of the same texts."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -46,11 +47,17 @@ class Names(Sequence):
     def __len__(self) -> int:
         return len(self._ends)
 
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Names": ...
+
     def __getitem__(self, index: int | slice) -> "str | Names":
-        place = range(len(self))[index]
+        places = range(len(self))
         if isinstance(index, slice):
-            return self.take(np.array(place, dtype=np.int64))
-        return self._bytes(place).decode("utf-8", "surrogateescape")
+            return self.take(np.array(places[index], dtype=np.int64))
+        return self._bytes(places[index]).decode("utf-8", "surrogateescape")
 
     def take(self, indices: np.ndarray) -> "Names":
         """Those at some places, in the order of these."""
@@ -74,7 +81,7 @@ class Names(Sequence):
             return NotImplemented
         return len(self) == len(other) and all(own == theirs for own, theirs in zip(self, other, strict=True))
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as of any sequence that can grow
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(list(self), dtype=dtype or str)

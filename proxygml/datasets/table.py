@@ -8,6 +8,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from proxygml.datasets.names import Names
 
 WHERE = "your own CSV or parquet file with the columns path, label and, where you want to choose, split"
 LICENCE = "yours"
+Class = TypeVar("Class", str, int)  # its name, or an id
 
 
 def load(
@@ -73,11 +75,11 @@ def _refuse_repeated(paths: Names, rows: Sequence[int], hashes: np.ndarray, tabl
 
 def divide(
     paths: Sequence[str],
-    classes: Sequence[str] | Sequence[int],
+    classes: Sequence[Class],
     for_testing: Sequence[bool],
     *,
     root: Path,
-    class_names: Mapping[int, str] | None = None,
+    class_names: Mapping[Class, str] | None = None,
 ) -> tuple[ImageList, ImageList]:
     """The images that are not `for_testing` and those that are, each as `image_list` makes it."""
     tests = sum(for_testing)
@@ -88,7 +90,7 @@ def divide(
         )
     paths = paths if isinstance(paths, Names) else Names(paths)
     train, test = (
-        image_list(paths.take(side), [classes[i] for i in side], root=root, class_names=class_names)
+        image_list(paths.take(side), [classes[i] for i in side.tolist()], root=root, class_names=class_names)
         for side in (np.flatnonzero(np.equal(for_testing, own)) for own in (False, True))
     )
     return train, test
@@ -96,10 +98,10 @@ def divide(
 
 def image_list(
     paths: Sequence[str],
-    classes: Sequence[str] | Sequence[int],
+    classes: Sequence[Class],
     *,
     root: Path | None,
-    class_names: Mapping[int, str] | None = None,
+    class_names: Mapping[Class, str] | None = None,
     pixels: np.ndarray | None = None,
 ) -> ImageList:
     """Image i is `paths[i]` of class `classes[i]`; labels 0..C-1 follow the sorted classes.

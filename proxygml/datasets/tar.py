@@ -14,6 +14,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageLi
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(ENDINGS)}")
     test_classes = split_classes(known, test_share=test_share, seed=seed)
     both = divide(paths, classes, [name in test_classes for name in classes], root=folder)
-    return tuple(ImageList(each.paths, each.labels, each.class_names, folder, open_file=open_member) for each in both)
+    train, test = (replace(each, open_file=open_member) for each in both)
+    return train, test
 
 
 def listing(file: Path) -> tuple[Names, np.ndarray, Names]:
@@ -88,7 +90,10 @@ def _read_listing(kept: Path) -> tuple[Names, np.ndarray, Names]:
 
 def open_member(path: Path) -> Image.Image:
     """The image at folder/file.tar/name@offset+size."""
-    file, offset, size = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL).groups()
+    place = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL)
+    if place is None:
+        raise ValueError(f"expected a place in a tar file, file.tar/name@offset+size, got {path}")
+    file, offset, size = place.groups()
     contents = os.pread(_opened(file), int(size), int(offset))
     if len(contents) < int(size):
         raise OSError(f"{file} ends before {path.name}: it was cut short since it was listed")

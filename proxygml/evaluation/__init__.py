@@ -1,7 +1,8 @@
 """How well an embedding finds and groups classes: recall@n, R-precision, MAP@R and NMI; and its neighbours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class Scores:
         return {f"recall@{n}": share for n, share in rest.pop("recall").items()} | rest
 
     @classmethod
-    def from_json(cls, entries: dict[str, float | int | str | None]) -> "Scores":
+    def from_json(cls, entries: Mapping[str, Any]) -> "Scores":
         """The scores that `to_json` wrote."""
         recall = {int(key.removeprefix("recall@")): entries[key] for key in entries if key.startswith("recall@")}
         rest = {key: entries[key] for key in entries if not key.startswith("recall@")}
@@ -71,7 +72,9 @@ def evaluate(
     labels = integers(labels, len(vectors), "labels")  # (M,)
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("expected gallery and gallery_labels together, but only one came: pass both or neither")
-    searched_labels = labels if gallery is None else integers(gallery_labels, len(gallery), "gallery_labels")  # (G,)
+    searched_labels = labels  # (G,)
+    if gallery is not None and gallery_labels is not None:
+        searched_labels = integers(gallery_labels, len(gallery), "gallery_labels")
     if any(n < 1 or n != int(n) for n in recall_at):
         raise ValueError(f"expected whole numbers from 1 in recall_at, but {recall_at} came: each counts neighbours")
 

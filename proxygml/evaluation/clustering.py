@@ -30,20 +30,21 @@ def nmi(
 
     vectors = matrix(vectors, "vectors")  # (M, D)
     labels = integers(labels, len(vectors), "labels")  # (M,)
-    points = vectors - vectors.mean(0)  # (M, D); centred and scaled, so that float32 keeps any spread
-    points = points.div_(max(float(points.max()), -float(points.min()), 1e-150)).float().numpy()
+    centred = vectors - vectors.mean(0)  # (M, D); centred and scaled, so that float32 keeps any spread
+    points = centred.div_(max(float(centred.max()), -float(centred.min()), 1e-150)).float().numpy()  # (M, D)
     clusters = min(len(labels.unique()), len(first_equal(points).unique()))  # k-means needs as many distinct points
     starts, spread = (STARTS, _spread_start) if clusters <= MANY_CLUSTERS else (1, _spread_start_in_rounds)
     random = np.random.default_rng(seed)
     tightest = np.inf
     for start in range(starts):
-        centres, looseness = points[spread(points, clusters, random)], None  # (clusters, D)
+        centres = points[spread(points, clusters, random)]  # (clusters, D)
+        looseness = -1.0  # as none is
         for done in range(1, ITERATIONS + 1):  # one by one, so that progress can be told
             means = faiss.Kmeans(points.shape[1], clusters, niter=1, seed=seed)
             means.cp.min_points_per_centroid = 1  # faiss would warn below 39
             means.cp.max_points_per_centroid = len(points)  # and drop points above 256
             before, looseness = looseness, means.train(points, init_centroids=centres)
-            centres = means.centroids  # (clusters, D)
+            centres = np.asarray(means.centroids)  # (clusters, D)
             settled = looseness == before  # where faiss would stop of itself
             if progress is not None:
                 progress(start * ITERATIONS + (ITERATIONS if settled else done), starts * ITERATIONS)
@@ -52,8 +53,8 @@ def nmi(
         distances, nearest = means.index.search(points, 1)  # (M, 1) each
         if distances.sum() < tightest:
             tightest, assigned = distances.sum(), nearest[:, 0]
-    start = f"faiss, {ITERATIONS} iterations, best of {starts} k-means++ start{'s' * (starts > 1)}, seed {seed}"
-    return float(normalized_mutual_info_score(labels, assigned, average_method="arithmetic")), start
+    words = f"faiss, {ITERATIONS} iterations, best of {starts} k-means++ start{'s' * (starts > 1)}, seed {seed}"
+    return float(normalized_mutual_info_score(labels, assigned, average_method="arithmetic")), words
 
 
 def _spread_start(points: np.ndarray, clusters: int, random: np.random.Generator) -> list[int]:
@@ -94,14 +95,14 @@ def _spread_start_in_rounds(points: np.ndarray, clusters: int, random: np.random
         drawn = np.searchsorted(chances, random.uniform(0, chances[-1], count), side="right").clip(0, len(points) - 1)
         among = _squared_distances(points[drawn], lengths[drawn], np.arange(count))  # (count, count)
         needed = random.uniform(size=count) * squared[drawn]  # (count,)
-        kept = []
+        kept: list[int] = []
         for place in range(count):
             if needed[place] < among[place, kept].min(initial=squared[drawn[place]]):
                 kept.append(place)
         newest = drawn[kept].tolist()
 
 
-def _squared_distances(points: np.ndarray, lengths: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+def _squared_distances(points: np.ndarray, lengths: np.ndarray, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
     """Of points (M, D) with squared lengths (M,) to some of them: (M, chosen)."""
     squared = points @ points[chosen].T  # (M, chosen)
     squared *= -2

@@ -48,14 +48,14 @@ def nearest_in_blocks(
     rank, processes = process
     for start in range(rank * block, len(queries), processes * block):
         asked = queries[start : start + block]  # (B, D)
-        rank = torch.addmm(halves, asked, searched.T, alpha=-1, out=buffer[: len(asked)])  # (B, G); lacks |q|²/2
+        ranks = torch.addmm(halves, asked, searched.T, alpha=-1, out=buffer[: len(asked)])  # (B, G); lacks |q|²/2
         if len(copies):  # a matrix product may round equal columns differently, by their place
-            rank[:, copies] = rank[:, first[copies]]
+            ranks[:, copies] = ranks[:, first[copies]]
         if alone:
-            rank[:, start:].fill_diagonal_(torch.inf)  # the query itself, by its index
-        indices = _smallest(rank, count)  # (B, K)
+            ranks[:, start:].fill_diagonal_(torch.inf)  # the query itself, by its index
+        indices = _smallest(ranks, count)  # (B, K)
         own = asked.square().sum(1, keepdim=True) / 2  # (B, 1)
-        squared = 2 * (rank.gather(1, indices) + own)  # (B, K)
+        squared = 2 * (ranks.gather(1, indices) + own)  # (B, K)
         # Where six digits cancelled, the difference itself is taken: equal vectors are then exactly 0 apart.
         rows, columns = (squared < 1e-6 * (own + halves[indices])).nonzero(as_tuple=True)
         for row, column in zip(rows.split(2**14), columns.split(2**14), strict=True):

@@ -51,6 +51,6 @@ def middle(vectors: Tensor) -> Tensor:
 
 def first_equal(vectors: np.ndarray) -> Tensor:
     """Index of the first row equal to each row: vectors (M, D) -> (M,)."""
-    seen = {}  # digest -> index; 16 bytes of a row instead of all of it. Adding 0 turns -0 into 0.
+    seen: dict[bytes, int] = {}  # digest -> index; 16 bytes of a row instead of all of it. Adding 0 turns -0 into 0.
     digests = (hashlib.blake2b(vector + 0, digest_size=16).digest() for vector in vectors)
     return torch.tensor([seen.setdefault(digest, place) for place, digest in enumerate(digests)])

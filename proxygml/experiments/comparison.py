@@ -66,7 +66,7 @@ def table(found: Found, dataset: str) -> Table:
     rows = []
     for arm in found.arms:
         dimension, *figures = QUOTED.get(arm, (None, *["- - - -"] * 3))
-        columns = [figure.split() for figure in figures]
+        columns = [str(figure).split() for figure in figures]
         theirs = columns[PAPERS_DATASETS.index(dataset)] if dataset in PAPERS_DATASETS else [one[1] for one in columns]
         ours = [str(found.range(arm, metric)) for metric in ("nmi", *metrics)]
         rows.append((starred(arm), *ours, *theirs, "-" if dimension is None else str(dimension)))

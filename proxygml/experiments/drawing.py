@@ -19,7 +19,9 @@ def draw_bars(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
     axis.set(xlabel=label, xlim=(0, None))
 
 
-def draw_series(axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[float, str]]], xlabel: str) -> None:
+def draw_series(
+    axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
+) -> None:
     """A line for each series of arms by the number that they differ in; Recall@1 with its interval."""
     for name, arms in series:
         there = {number: arm for number, arm in arms.items() if arm in found.arms}

@@ -7,6 +7,7 @@ is given in under the same paths.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -75,12 +76,7 @@ def on_this_machine(
 ) -> Iterator[Started]:
     """`jobs` processes that share the cores; `alone` gives each run a new one."""
     threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with threads may hang
-        initializer=_begin,
-        max_tasks_per_child=1 if alone else None,
-    ) as pool:
+    with _new_pool(jobs, alone=alone) as pool:
         try:
             tasks = {
                 name: pool.submit(attempt, measure, recipe, work / name, threads) for name, recipe in recipes.items()
@@ -156,6 +152,15 @@ def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: 
         return {"failed": str(error)}
 
 
+def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:
+    spawned = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    if not alone:
+        return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin)
+    if sys.version_info < (3, 11):
+        raise ValueError("a new process for each run, whose memory is measured, needs Python 3.11 or newer")
+    return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin, max_tasks_per_child=1)
+
+
 def _begin() -> None:
     """In each process of this machine: an end without a word when the experiment is stopped."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -163,5 +168,6 @@ def _begin() -> None:
 
 
 def _end_with_the_command() -> None:
-    multiprocessing.parent_process().join()  # also where it was killed and could end nothing itself
+    if (command := multiprocessing.parent_process()) is not None:
+        command.join()  # also where it was killed and could end nothing itself
     os._exit(1)

@@ -30,8 +30,8 @@ def draw(found: Found, figure: Figure) -> None:
     axis = figure.subplots()
     axis.imshow(means, cmap="viridis", aspect="auto")
     axis.set(xlabel="proxies of a class, N", ylabel="ratio linked, r", title="Recall@1, %")
-    axis.set_xticks(range(len(NUMBERS)), NUMBERS)
-    axis.set_yticks(range(len(RATIOS)), RATIOS)
+    axis.set_xticks(range(len(NUMBERS)), list(map(str, NUMBERS)))
+    axis.set_yticks(range(len(RATIOS)), list(map(str, RATIOS)))
     for (row, column), value in np.ndenumerate(means):
         dark = value < (np.nanmin(means) + np.nanmax(means)) / 2
         axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from proxygml import ingredients, training
 from proxygml.datasets import ImageList
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
+from proxygml.losses.proxygml import ProxyGMLLoss
 from proxygml.losses.subgraphs import link
 from proxygml.recipes import Recipe
 
@@ -31,7 +33,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
     model = ingredients.build_model(recipe)
     if recipe.weights is not None:
         ingredients.load_pretrained(model, recipe)
-    loss = ingredients.build_loss(recipe, len(images.class_names))
+    loss = cast(ProxyGMLLoss, ingredients.build_loss(recipe, len(images.class_names)))
     before = subgraph(model, loss, recipe, images)
     best = training.train(recipe, folder).load_best()
     model.load_state_dict(best["model"])
@@ -40,7 +42,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
 
 
 @torch.no_grad()
-def subgraph(model: nn.Module, loss: nn.Module, recipe: Recipe, images: ImageList) -> dict[str, list]:
+def subgraph(model: nn.Module, loss: ProxyGMLLoss, recipe: Recipe, images: ImageList) -> dict[str, list]:
     """Where the proxies lie that the sample is linked to, seen from it, and which are of its own class.
 
     The distance of a point from the origin is its true angle to the sample, in degrees; its direction is that of the

@@ -62,7 +62,8 @@ def tuned(
     compared = {recipe.ratio for recipe in arms.values()}  # where arms differ in it, it is what the experiment is about
     searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in arms.items()}
     for number in range(trials):
-        recipes, owners = {}, {}
+        recipes: dict[str, Recipe] = {}
+        owners: dict[str, list[tuple[str, str, dict[str, float]]]] = {}
         for name, recipe in arms.items():
             before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
             if len(before) <= number:
@@ -110,9 +111,13 @@ def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before:
 def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """An arm as settings of a trial; none where one of them is no number within what is searched."""
     own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
-    settings = {name: 1.0 if name in RATES else own[name] for name in searched}
-    inside = [settings[name] is not None and low <= settings[name] <= high for name, (low, high) in searched.items()]
-    return settings if all(inside) else {}
+    settings: dict[str, float] = {}
+    for name, (low, high) in searched.items():
+        value = 1.0 if name in RATES else own[name]
+        if not isinstance(value, (int, float)) or not low <= value <= high:
+            return {}
+        settings[name] = value
+    return settings
 
 
 def _optuna() -> ModuleType:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -28,7 +29,8 @@ class Finder:
     """A faiss index of vectors by id, which ascend from call to call of `add`."""
 
     def __init__(self, kind: str, index: faiss.Index, last: int = 0) -> None:
-        self.kind, self.index = kind, index
+        self.kind = kind
+        self.index: Any = index  # of one of several classes, each with attributes of its own
         self.last = last  # the highest id that was ever added
         self.removed: set[int] = set()  # ids that a graph still holds
         self.forgotten = 0  # the last of the removals, by their numbers, that it knows of
@@ -82,7 +84,9 @@ class Finder:
         if self.kind == "hnsw":
             selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(sorted(self.removed), np.int64)))
             more = {"sel": selector} if self.removed else {}
-            parameters = faiss.SearchParametersHNSW(efSearch=max(EFFORT, 2 * wanted), **more)
+            parameters = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]  # its types lack it
+                efSearch=max(EFFORT, 2 * wanted), **more
+            )
             # faiss.contrib.torch_utils, which pytorch-metric-learning imports, hides it behind one without params.
             search = getattr(self.index, "search_numpy", self.index.search)
             return search(vectors, wanted, params=parameters)[1]

@@ -45,7 +45,7 @@ class Index:
             raise ValueError(f"expected a kind of index among {', '.join(KINDS)}, got {kind!r}")
         if width < 1:
             raise ValueError(f"expected vectors of 1 number or more, got {width}")
-        about = {"width": width, "model": model, "kind": kind}
+        about: dict[str, str | int] = {"width": width, "model": model, "kind": kind}
         if folder is None:
             database = Database(None)
             database.begin(about)
@@ -190,6 +190,8 @@ class Index:
 
     def keep_model(self, run: Path) -> None:
         """Keep what embeds a query beside the vectors: best.pt and recipe.json of a run's folder."""
+        if self.folder is None:
+            raise ValueError("an index in memory has no folder to keep a model in: create it with one")
         for name in ("best.pt", "recipe.json"):
             with written_whole(self.folder / "model" / name) as draft:
                 shutil.copyfile(run / name, draft)

@@ -1,7 +1,7 @@
 """What every kind of index shares: what it finds, which vectors it takes, and how much of what is nearest it finds."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import faiss
 import numpy as np
@@ -89,7 +89,17 @@ def are_unit_length(vectors: np.ndarray) -> bool:
     return bool((np.abs(lengths - 1) < 2e-3).all())
 
 
-def recall_of(index: "Sequence", count: int, queries: int) -> float:
+class Gallery(Protocol):
+    """What an index in a folder and one in PostgreSQL have in common."""
+
+    def __len__(self) -> int: ...
+
+    def blocks(self) -> Iterator[Embeddings]: ...
+
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]: ...
+
+
+def recall_of(index: Gallery, count: int, queries: int) -> float:
     """Of the `count` items truly nearest to some of an index's own items, the share that its search finds.
 
     None finds itself. What is as near as the last of the truly nearest counts as found.

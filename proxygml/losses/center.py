@@ -20,6 +20,8 @@ class CenterLoss(nn.Module):
     Centres start at 0, as nothing else is known, and move with every batch while the module is in training mode.
     """
 
+    centers: Tensor
+
     def __init__(
         self, num_classes: int, embedding_dim: int, *, center_weight: float = 0.003, center_rate: float = 0.5
     ) -> None:

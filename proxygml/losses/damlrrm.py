@@ -98,4 +98,5 @@ def negative_pairs(labels: Tensor, structured: int) -> tuple[Tensor, Tensor]:
     streams = torch.arange(len(labels), device=labels.device) < structured  # (B,)
     different = labels[:, None] != labels  # (B, B)
     across = different & (streams[:, None] != streams)
-    return across.where(across.any(dim=1, keepdim=True), different).nonzero(as_tuple=True)
+    anchors, negatives = across.where(across.any(dim=1, keepdim=True), different).nonzero(as_tuple=True)
+    return anchors, negatives

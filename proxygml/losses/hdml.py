@@ -17,7 +17,7 @@ embeddings back to features, from which the network's own head makes the embeddi
 Steps are numbered as in METHODS.md 5.5; what that reconstructs or leaves open is named in HDMLLoss.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,9 @@ class HDMLLoss(nn.Module):
     are normalised by their own statistics and leave the head's running ones alone.
     """
 
+    metric_history: Tensor
+    generator_history: Tensor
+
     def __init__(
         self,
         num_classes: int,
@@ -100,13 +103,13 @@ class HDMLLoss(nn.Module):
             raise ValueError("expected a network whose embeddings keep their length: build it with normalise=False")
         if self._watched:
             raise ValueError("expected to watch one network, got a second: make a loss for each")
-        width = network.trunk.channels
+        head, width = network.get_submodule("head"), cast(int, network.get_submodule("trunk").channels)
         if not hasattr(self, "classifier"):
             self._build(width)
         if width != self.classifier.in_features:
             raise ValueError(f"expected a trunk with {self.classifier.in_features} channels, got one with {width}")
-        self._watched = (network.head,)
-        network.head.register_forward_pre_hook(self._keep)
+        self._watched = (head,)
+        head.register_forward_pre_hook(self._keep)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch that the watched network has just embedded."""

@@ -21,11 +21,11 @@ differs from the paper or from its authors' code, and why.
 
 import math
 import warnings
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
 from proxygml.losses.subgraphs import classify_proxies, invert_lengths, link, link_gradients, straighten
@@ -157,7 +157,7 @@ class Equations(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         embeddings: Tensor,
         proxies: Tensor,
         labels: Tensor,
@@ -178,7 +178,7 @@ class Equations(torch.autograd.Function):
         sample_loss, slope, unlinked = masked_cross_entropy(  # Eq. 6, 7: L^s, and its gradient dL^s/dZ
             settings.scale * scores, reached, labels, unmasked, together
         )
-        gradients = [None, None]
+        gradients: tuple[Tensor | None, Tensor | None] = None, None
         if any(ctx.needs_input_grad):  # dL^s/dW: a link moves the score of its class
             slopes = settings.scale * slope.gather(1, column)
             straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
@@ -203,7 +203,7 @@ class Equations(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         as_they_are = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy is dear
         gradients = ctx.saved_tensors if as_they_are else (each * gradient for each in ctx.saved_tensors)
         return *gradients, None, None, None
@@ -246,7 +246,7 @@ def masked_cross_entropy(
     if unmasked is not None:
         sums.append(there.sum(dim=1))
     if together is not None:
-        sums = together.total(torch.stack(sums))
+        sums = list(together.total(torch.stack(sums)))
     total, own_score, counted, *classes = sums
     unlinked = 1 - counted.mean()
     if unmasked is not None:

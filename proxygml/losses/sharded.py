@@ -7,7 +7,7 @@ softmax over all classes that links reach, and the regulariser, for which the su
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class ShardedProxyGMLLoss(nn.Module):
         super().__init__()
         if not dist.is_initialized():
             raise ValueError("expected several processes: start them with torchrun, or use ProxyGMLLoss in one")
-        settings = {
+        settings: dict[str, Any] = {
             "num_classes": num_classes,
             "embedding_dim": embedding_dim,
             "proxies_per_class": proxies_per_class,

@@ -292,7 +292,7 @@ def classify_proxies(
         log_probability = scores.log_softmax(dim=1)  # Eq. 10
         own = order[part] // per_class  # (rows,)
         loss += share * F.nll_loss(log_probability, own, reduction="sum")  # Eq. 11
-        if gradient is None:
+        if rows_gradient is None:
             continue
         error = log_probability.exp_()  # (rows, C): P^p - Y^p, the gradient of Z^p
         error.scatter_add_(1, own[:, None], error.new_full((len(own), 1), -1))
@@ -302,7 +302,7 @@ def classify_proxies(
         else:
             rows_gradient.index_add_(0, order[part], error @ sums)
         sum_gradient.addmm_(error.T, drawn[part])
-    if gradient is not None:
+    if gradient is not None and rows_gradient is not None:
         gradient.addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
         straighten(rows_gradient, vectors, inverse_lengths)
     return loss
