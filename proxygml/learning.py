@@ -15,6 +15,7 @@ from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.datasets import ImageList
 from proxygml.gathering import gather_rows
+from proxygml.loading import loaded
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
 
@@ -111,7 +112,7 @@ class Learner:
         crops = ingredients.training_crops(self.recipe, self.images, epoch)
         parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
         collate = partial(_collate, crops=crops)
-        return iter(DataLoader(crops, batch_sampler=parts, num_workers=self.recipe.workers, collate_fn=collate))
+        return loaded(DataLoader(crops, batch_sampler=parts, num_workers=self.recipe.workers, collate_fn=collate))
 
     def weights(self) -> dict[str, dict]:
         """What is trained, but for proxies that are spread over processes."""
@@ -142,7 +143,7 @@ class Learner:
         except (RuntimeError, ValueError) as error:
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         if self.recipe.shard:
-            load_shards(state["shards"], self._shards(), len(self.images.class_names), state["processes"])
+            load_shards(state["shards"], self._shards(), len(self.images.class_names), state["shard_checksums"])
         torch.set_rng_state(state["random_state"])
 
     def _shards(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from proxygml.files import written_whole
+from proxygml.files import file_checksum, written_whole
 
 KINDS = ("exact", "hnsw", "ivf-pq")
 MOST_EXACT, MOST_IN_A_GRAPH = 128_000_000, 640_000_000  # numbers, that is 1,000,000 and 5,000,000 vectors of 128
@@ -15,6 +15,7 @@ LINKS, EFFORT_BUILDING, EFFORT = 32, 80, 128  # of hnsw: of each item, and items
 FEWEST_TO_TRAIN = 10_000  # vectors for ivf-pq; fewer are searched exactly
 PIECE = 4  # numbers that ivf-pq compresses to a byte
 CANDIDATES = 10  # for each item to be found by ivf-pq, to be compared by their own vectors
+CHECKSUM_BYTES = 4
 MOST_REMOVED = 0.2  # share of the items of a graph, which cannot lose any, before it is made anew
 
 
@@ -100,6 +101,9 @@ class Finder:
                 faiss.write_index(self.index, str(draft))
             except RuntimeError as error:
                 raise OSError(f"could not write {path}: {str(error).splitlines()[-1]}") from error
+            checksum = file_checksum(draft)
+            with draft.open("ab") as file:
+                file.write(checksum.to_bytes(CHECKSUM_BYTES, "little"))
         for other in folder.glob("*.faiss"):
             if other != path and not other.name.startswith("."):
                 other.unlink(missing_ok=True)
@@ -109,10 +113,20 @@ class Finder:
         """What `write` wrote, if anything that can be read: the database has all of it too."""
         for path in folder.glob(f"{kind}-*.faiss"):
             try:
+                if not _is_sound(path):  # faiss may crash on it
+                    continue
                 return cls(kind, faiss.read_index(str(path)), int(path.stem.rsplit("-", 1)[1]))
-            except (RuntimeError, ValueError):
+            except (RuntimeError, ValueError, FileNotFoundError):
                 continue  # damaged, or replaced by another process
         return None
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file is as `write` wrote it, by the checksum at its end, which faiss does not read."""
+    size = max(0, path.stat().st_size - CHECKSUM_BYTES)
+    with path.open("rb") as file:
+        file.seek(size)
+        return int.from_bytes(file.read(), "little") == file_checksum(path, size)
 
 
 def lists_for(count: int) -> int:
