@@ -124,19 +124,10 @@ def make_trials(pairs: list[tuple[str, str]], found: dict, keep: Callable[[dict]
         progress("undisturbed", len(names), len(names), "")
         for place, (number, pair) in enumerate(missing):
             progress("trials", place, len(missing), f"{pair[0]}, {pair[1]}")
-            made = {"commit": found["made_by"]["commit"]} | make_trial(
-                number, pair, found["seed"], ground, normal[pair[0]]
-            )
-            print(
-                number,
-                *pair,
-                *made["notes"],
-                *made["ends"],
-                "LOST" * made["lost"],
-                *made["unclear"],
-                sep="; ",
-                flush=True,
-            )
+            made = make_trial(number, pair, found["seed"], ground, normal[pair[0]])
+            made["commit"] = found["made_by"]["commit"]
+            wrong = [*made["unclear"], *(["LOST"] if made["lost"] else [])]
+            print("; ".join([str(number), *pair, *made["notes"], *made["ends"], *wrong]), flush=True)
             found["trials"].append(made)
             keep(found)
         progress("trials", len(missing), len(missing), "")
