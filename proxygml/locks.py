@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from proxygml.files import UnwritableError
+
 NAME = ".lock"
 PATIENCE = 3.0  # seconds to wait for a process that was just stopped and is still going
 UNKNOWN = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # on some network file systems there are no locks
@@ -23,8 +25,11 @@ def locked(folder: Path) -> Iterator[None]:
     the machine switched off, and nobody has to guess whether a number now belongs to another process. The number in the
     file is only shown. What Python starts does not inherit the lock, so that it never outlives its process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UnwritableError(f"could not write {folder / NAME}: {error.strerror}") from error
     _held.add(handle)
     try:
         _take(handle, folder)
