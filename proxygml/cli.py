@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
                 args=arguments,
                 config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if is_first_process():
-            messages.print("stopped", highlight=False)
+            messages.print(": ".join(("stopped", *map(str, stop.args))), highlight=False, markup=False)
         sys.exit(130)
     except Exception as error:
         if os.environ.get("PROXYGML_TRACEBACK"):

@@ -1,6 +1,6 @@
 """Vectors with labels and paths, in one .npz: whoever brings features of their own enters here."""
 
-import zipfile
+import errno
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxygml.files import written_whole
-from proxygml.images import Crops, Mirrored, loaded
+from proxygml.images import Crops, Mirrored
+from proxygml.loading import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,10 @@ class Embeddings:
                 arrays = np.load(file, allow_pickle=False)
                 if isinstance(arrays, np.ndarray):
                     raise ValueError("one array, where vectors and labels are needed")
+                for entry in arrays.zip.infolist():  # an altered directory would leave an array out without a word
+                    arrays.zip.open(entry).close()  # compares its name with that at its place in the file
+                    if entry.comment:
+                        raise ValueError(f"{entry.filename} has swallowed what follows it")
                 missing = {"vectors", "labels"} - set(arrays)
                 if missing:
                     raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
@@ -69,7 +74,9 @@ class Embeddings:
                     more["class_names"], labels = np.unique(labels, return_inverse=True)
                 model = str(arrays["model"]) if "model" in arrays else ""
                 return cls(arrays["vectors"], labels, paths, model=model, **more)
-        except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        except Exception as error:  # zipfile and numpy raise what they stumble over, EINVAL where they seek to nowhere
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+                raise
             raise ValueError(f"{path} does not hold embeddings: {error}") from error
 
 

@@ -1,7 +1,6 @@
 """Galleries: what is to be searched, embedded block by block and put into an index, where what is there stays."""
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from proxygml.datasets.folder import list_images
 from proxygml.datasets.table import image_list
 from proxygml.embeddings import Embeddings
 from proxygml.index import Index, PostgresIndex, is_address, open_index
+from proxygml.index.places import built, erase
 from proxygml.runs import Run
 from proxygml.sessions import Progress, nobody_watches
 
@@ -137,19 +137,22 @@ def index_of_run(folder: Path, progress: Progress = nobody_watches) -> tuple[Ind
     mark = run.mark
     if (place / "items.sqlite").is_file():
         index = Index.open(place)
-        if index.model == mark and "complete" in index.about:
+        if index.model == mark and index.about.get("complete") == "yes":
             return index, Added()
-        if index.model != mark:  # the run was trained further, or anew
-            index.close()
-            shutil.rmtree(place)
-    if not place.exists():
-        Index.create(place, width=run.recipe.embedding_dim, model=mark)
-    index = Index.open(place)
-    images = ingredients.load_images(run.recipe)[1]
-    added = add_images(index, run, images, progress)
-    index.keep_model(folder)
-    index.note("complete", "yes")
-    return index, added
+        index.close()
+    with built(place):
+        kept = (place / "items.sqlite").is_file()
+        if kept and Index.open(place).model != mark:  # the run was trained further, or anew
+            erase(place)
+            kept = False
+        if not kept:
+            Index.create(place, width=run.recipe.embedding_dim, model=mark)
+        index = Index.open(place)
+        images = ingredients.load_images(run.recipe)[1]
+        added = add_images(index, run, images, progress)
+        index.keep_model(folder)
+        index.note("complete", "yes")
+        return index, added
 
 
 def _is_text(name: str) -> bool:

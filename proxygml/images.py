@@ -4,15 +4,13 @@ Without torch, so that exported networks can be run where it is not installed; D
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,6 @@ class Mirrored:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         mirrored = 0 if self.seed is None else np.random.default_rng((self.seed, self.epoch, index)).integers(2)
         return self.maps[index, mirrored].astype(np.float32), int(self.labels[index])
-
-
-def loaded(batches: Iterable[T]) -> Iterator[T]:
-    """The batches of a DataLoader; what its workers say of an image that cannot be read, in its last line alone."""
-    try:
-        yield from batches
-    except OSError as error:
-        line = next(iter(str(error).strip().splitlines()[::-1]), type(error).__name__)
-        raise OSError(line.removeprefix("OSError: ")) from error
 
 
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:

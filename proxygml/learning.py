@@ -16,7 +16,8 @@ from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.datasets import ImageList
 from proxygml.gathering import gather_rows
-from proxygml.images import Crops, Mirrored, loaded
+from proxygml.images import Crops, Mirrored
+from proxygml.loading import loaded
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
 
@@ -152,7 +153,7 @@ class Learner:
         except (RuntimeError, ValueError) as error:
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         if self.recipe.shard:
-            load_shards(state["shards"], self._shards(), len(self.images.class_names), state["processes"])
+            load_shards(state["shards"], self._shards(), len(self.images.class_names), state["shard_checksums"])
         torch.set_rng_state(state["random_state"])
 
     def _shards(self) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """What happened: a Run is a folder with its recipe, log, checkpoints, scores and pictures."""
 
+import errno
 import hashlib
 import json
 import os
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from proxygml.files import written_whole
+from proxygml.files import UnwritableError, sealed, sweep, unsealed, written_whole
+from proxygml.locks import refuse_locked
 from proxygml.recipes import Recipe
 from proxygml.version import __version__
 
@@ -75,12 +79,16 @@ class Run:
         path = self.folder / "scores.json"
         if not path.exists():
             raise FileNotFoundError(f"no scores.json in {self.folder}: finish it with proxygml train --resume")
-        return json.loads(path.read_text())
+        try:
+            return unsealed(json.loads(path.read_text()))
+        except ValueError as error:
+            remedy = f"write it again with proxygml train --resume {self.folder}"
+            raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
 
     def write_scores(self, scores: dict) -> None:
         """Write scores.json, with what made them beside them."""
         with written_whole(self.folder / "scores.json") as path:
-            path.write_text(json.dumps(scores | {"made_by": provenance()}, indent=2) + "\n")
+            path.write_text(json.dumps(sealed(scores | {"made_by": provenance()}), indent=2) + "\n")
 
     def save_last(self, state: dict) -> None:
         """Write last.pt; the one before it stays as previous.pt."""
@@ -99,7 +107,16 @@ class Run:
                 # Without a previous one the run was in its first epochs: it begins again.
                 goes_on = "the one before it is used" if previous.exists() else "the run begins again"
                 warnings.warn(f"{error}: {goes_on}", stacklevel=2)
-        return load_checkpoint(previous) if previous.exists() else None
+        try:
+            return load_checkpoint(previous) if previous.exists() else None
+        except ValueError as error:
+            raise ValueError(f"{error}: {self._begin_again}") from error
+
+    @property
+    def _begin_again(self) -> str:
+        """What helps where no checkpoint does."""
+        last, previous = self.folder / "last.pt", self.folder / "previous.pt"
+        return f"remove {last} and {previous}, then --resume {self.folder} trains again from the beginning"
 
     def shards(self, epoch: int) -> Path:
         """Where the processes write the proxies that are spread over them, after so many epochs."""
@@ -118,18 +135,36 @@ class Run:
 
     @property
     def mark(self) -> str:
-        """What tells its trained network from every other."""
-        path = self.folder / "best.pt"
-        if not path.exists():
-            raise FileNotFoundError(UNTRAINED.format(self.folder))
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        """What tells its trained network from every other; the same of equal weights that were written twice."""
+        with self._best() as path, _explained(path), zipfile.ZipFile(path) as archive:
+            records = [(info.filename.split("/", 1)[-1], info.CRC) for info in archive.infolist()]
+        # Names begin with that of the file, of which the number of this serialisation is made too.
+        content = [record for record in sorted(records) if not record[0].endswith("serialization_id")]
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     def load_best(self) -> dict:
         """The weights to use."""
+        with self._best() as path:
+            return load_checkpoint(path)
+
+    @contextmanager
+    def _best(self) -> Iterator[Path]:
         path = self.folder / "best.pt"
         if not path.exists():
             raise FileNotFoundError(UNTRAINED.format(self.folder))
-        return load_checkpoint(path)
+        try:
+            yield path
+        except ValueError as error:
+            raise ValueError(f"{error}: make it again with proxygml train --resume {self.folder}") from error
+
+    def refuse_best(self, epoch: int) -> None:
+        """An error that says what to do where best.pt is not of this epoch, whose weights are nowhere else."""
+        raise ValueError(f"{self.folder / 'best.pt'} is no longer that of epoch {epoch}, the best: {self._begin_again}")
+
+    def clear(self) -> None:
+        """Remove what killed processes have left of writing its files, which nobody may be writing now."""
+        for name in ("recipe.json", "log.jsonl", "last.pt", "best.pt", "scores.json"):
+            sweep(self.folder / name)
 
 
 def provenance() -> dict[str, str | None]:
@@ -160,8 +195,9 @@ def _commit() -> str | None:
 
 
 def refuse_taken(folder: Path) -> None:
-    """An error if there is something in the folder already."""
-    if folder.exists() and any(folder.iterdir()):
+    """An error if there is something in the folder already, but for what a process that was killed at once left."""
+    if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        refuse_locked(folder)
         raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
 
 
@@ -171,21 +207,28 @@ def save_checkpoint(state: dict, path: Path) -> None:
         torch.save(state, path)
     except RuntimeError as error:  # torch's file writer does not pass on what the system said
         free = shutil.disk_usage(path.parent).free / 2**20
-        raise OSError(
-            f"could not write a checkpoint to {path.parent}, which has {free:.1f} MB left: "
-            f"make room and go on with --resume {path.parent}"
-        ) from error
+        raise UnwritableError(f"could not write a checkpoint to {path.parent}, which has {free:.1f} MB left") from error
 
 
 def load_checkpoint(path: Path) -> dict:
     """What `save_checkpoint` wrote; a truncated or altered file is a ValueError."""
-    try:
+    with _explained(path):
         with zipfile.ZipFile(path) as archive:
             altered = archive.testzip()  # compares the checksum of every record
         if altered is not None:
             raise ValueError(f"{altered} is altered")
         return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What goes wrong inside while a checkpoint is read, as a ValueError."""
+    try:
+        yield
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} holds more than weights and plain values: it is not opened") from error
-    except (ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # zipfile and torch raise whatever they stumble over, EINVAL where they seek to nowhere
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is damaged: {said}") from error

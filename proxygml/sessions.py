@@ -20,6 +20,7 @@ from proxygml.launching import LostOthersError
 from proxygml.learning import Learner
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
+from proxygml.shards import checksums
 
 OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|timeout|connection|distributed", re.I)  # of their connection
 IN_CODE = re.compile(r"\[\S*/\S*\] *")  # the place in torch's own code that such errors begin with
@@ -76,6 +77,8 @@ class Session:
         """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
         if not self.log and self.recipe.baselines and self.recipe.test:
             self.scores |= self.judge.compare_with(self.learner.model, self.test_images)
+        if self.best is not None:
+            self._mend_best(run)
         if self.writes:
             run.write_log(self.log)
         for epoch in range(len(self.log), self.recipe.epochs):
@@ -103,14 +106,24 @@ class Session:
         pictures.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
         return run
 
-    def _take_best(self, run: Run) -> None:
-        """The weights of the best epoch; where best.pt is damaged and the last epoch was the best, from that."""
+    def _mend_best(self, run: Run) -> None:
+        """Before a run goes on: where best.pt is damaged or older than the best epoch, it is written if it can be."""
         try:
-            self.learner.model.load_state_dict(run.load_best()["model"])
+            epoch = run.load_best()["epoch"]
         except (ValueError, FileNotFoundError):
-            if self.best["epoch"] != len(self.log):
-                raise
-            self._save_best(run)
+            epoch = 0
+        if epoch == self.best["epoch"] or epoch > len(self.log):  # of an epoch that is now trained again
+            return
+        if self.best["epoch"] != len(self.log):
+            run.refuse_best(self.best["epoch"])
+        self._save_best(run)
+
+    def _take_best(self, run: Run) -> None:
+        """The weights of the best epoch."""
+        state = run.load_best()
+        if state["epoch"] != self.best["epoch"]:
+            run.refuse_best(self.best["epoch"])
+        self.learner.model.load_state_dict(state["model"])
 
     def _save_best(self, run: Run) -> None:
         if self.writes:
@@ -135,13 +148,15 @@ class Session:
             entry["test"] = test_scores.to_json()
             verdict = verdict or test_scores
         entry["seconds"] = time.perf_counter() - started
-        if self._is_best(verdict):
+        is_best = self._is_best(verdict)
+        if is_best:
             self.best = {"epoch": epoch + 1, "map_at_r": None if verdict is None else verdict.map_at_r}
-            self._save_best(run)
         self.log.append(entry)
         if self.writes:
             run.write_log(self.log)
         self._save_last(run)
+        if is_best:  # after the checkpoint, of which a run that is stopped in between makes it again
+            self._save_best(run)
 
     def _test(self) -> evaluation.Scores:
         """The test classes as they are found now, and clustered too where they are found better than ever before."""
@@ -180,13 +195,15 @@ class Session:
 
     def _save_last(self, run: Run) -> None:
         """The first process writes everything but proxies that are spread, of which each writes its own before."""
+        found = {"log": self.log, "best": self.best, "scores": self.scores}
         if self.recipe.shard:
             run.clear_shards(len(self.log), self.writes)
             self.fabric.barrier()
             self.learner.save_shards(run.shards(len(self.log)))
             self.fabric.barrier()
+            found["shard_checksums"] = checksums(run.shards(len(self.log))) if self.writes else {}
         if self.writes:
-            run.save_last(self.learner.state() | {"log": self.log, "best": self.best, "scores": self.scores})
+            run.save_last(self.learner.state() | found)
 
     def _restore(self, checkpoint: dict) -> None:
         self.learner.restore(checkpoint)

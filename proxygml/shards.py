@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from proxygml.files import file_checksum
+
 
 def save_shards(folder: Path, tensors: dict[str, Tensor], classes: int) -> None:
     """Write tensors (classes here, ...), by all processes, to a folder; a process that is alone has all classes."""
@@ -24,11 +26,20 @@ def save_shards(folder: Path, tensors: dict[str, Tensor], classes: int) -> None:
         checkpoint.save(_of_all(tensors, classes), storage_writer=writer, no_dist=not dist.is_initialized())
 
 
-def load_shards(folder: Path, tensors: dict[str, Tensor], classes: int, written_by: int) -> None:
-    """Fill tensors (classes here, ...) with what so many processes wrote, however many there are now."""
-    files = len(list(folder.glob("*.safetensors")))
-    if files != written_by:
-        raise ValueError(f"expected {written_by} files of proxies in {folder}, got {files}: restore the others")
+def checksums(folder: Path) -> dict[str, int]:
+    """Of each file that `save_shards` wrote: safetensors have none of their own."""
+    return {path.name: file_checksum(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def load_shards(folder: Path, tensors: dict[str, Tensor], classes: int, expected: dict[str, int]) -> None:
+    """Fill tensors (classes here, ...) with what is in files of these checksums, however many wrote them."""
+    found = checksums(folder)
+    remedy = f"remove {folder.parent / 'last.pt'} to go on from the epoch before"
+    if found.keys() != expected.keys():
+        raise ValueError(f"expected {len(expected)} files of proxies in {folder}, got {len(found)}: {remedy}")
+    altered = [name for name in expected if found[name] != expected[name]]
+    if altered:
+        raise ValueError(f"{folder / altered[0]} is damaged: {remedy}")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")

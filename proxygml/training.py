@@ -5,6 +5,7 @@ not go through the same numbers.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from proxygml import ingredients
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings
 from proxygml.judging import Judge
+from proxygml.locks import locked
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, refuse_taken
 from proxygml.sessions import Progress, Session, nobody_watches
@@ -26,20 +28,24 @@ def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> 
     refuse_taken(folder)
     session = Session(recipe, fabric, progress or nobody_watches, checkpoint=None)
     fabric.barrier()  # nobody looks any more whether the folder is taken
-    if fabric.is_global_zero:
-        Run.create(folder, recipe)
-    session.progress("run folder", 0, 0, str(folder))
-    return session.finish_together(Run(folder))
+    with locked(folder) if fabric.is_global_zero else nullcontext():  # of several processes the first holds it for all
+        if fabric.is_global_zero:
+            Run.create(folder, recipe)
+        session.progress("run folder", 0, 0, str(folder))
+        return session.finish_together(Run(folder))
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
     run = Run.open(Path(folder))
     fabric = ingredients.start_fabric(run.recipe)
-    checkpoint = run.load_last()
-    if run.recipe.shard and checkpoint is not None:
-        checkpoint["shards"] = run.shards(len(checkpoint["log"]))
-    return Session(run.recipe, fabric, progress or nobody_watches, checkpoint).finish_together(run)
+    with locked(run.folder) if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            run.clear()
+        checkpoint = run.load_last()
+        if run.recipe.shard and checkpoint is not None:
+            checkpoint["shards"] = run.shards(len(checkpoint["log"]))
+        return Session(run.recipe, fabric, progress or nobody_watches, checkpoint).finish_together(run)
 
 
 def load_model(run: Run) -> ingredients.Network:

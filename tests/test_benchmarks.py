@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import million_images, report, scaling, soak
+from benchmarks import faults, million_images, report, scaling, soak
 from proxygml import datasets
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +41,22 @@ def test_a_benchmark_shows_its_table(command: str, shown: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for words in shown:
         assert words in done.stdout
+
+
+@pytest.mark.timeout(1500)  # a dozen commands, one after another, on however loaded a machine
+def test_disturbed_commands_say_so_in_a_line_and_end_as_undisturbed_ones() -> None:
+    command = [sys.executable, "-m", "benchmarks.faults", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 results lost, 0 ends not said in a line" in done.stdout
+
+
+def test_no_result_was_lost_in_the_trials_that_were_kept() -> None:
+    found = json.loads((ROOT / "results" / "faults.json").read_text())
+    assert found["summary"] == faults.summary(found)
+    assert len(found["trials"]) >= 100
+    assert {trial["fault"] for trial in found["trials"]} == faults.FAULTS.keys()
+    assert not [trial for trial in found["trials"] if trial["lost"] or trial["unclear"]]
 
 
 def test_the_pages_on_performance_and_scaling_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,7 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
         ("choices", "choices/cub", "paper"),
         ("methods", "methods/glyphs", "methods"),
         ("features", "bench/features", "features"),
+        ("faults", "faults", "faults"),
     ],
 )
 def test_a_table_in_the_documents_is_what_its_command_renders_from_results(

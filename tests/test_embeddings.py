@@ -106,3 +106,26 @@ def test_raw_pixels_are_unit_vectors_that_ignore_brightness() -> None:
     assert vectors.shape == (3, 1024)
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 0], atol=1e-6)
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    """Every third bit of the directory at the file's end, and a sample of all others."""
+    whole = Embeddings(np.eye(4), np.arange(4), np.array(["a", "b", "c", "d"]), np.array(list("wxyz")), "mark")
+    path = tmp_path / "a.npz"
+    whole.save(path)
+    content = path.read_bytes()
+    directory, noticed = content.index(b"PK\x01\x02"), []
+    places = [*range(8 * directory, 8 * len(content), 3), *range(0, 8 * directory, 17)]
+    for place in places:
+        altered = bytearray(content)
+        altered[place // 8] ^= 1 << place % 8
+        path.write_bytes(altered)
+        try:
+            loaded = Embeddings.load(path)
+        except ValueError as error:
+            noticed.append(str(error))
+            continue
+        for name, expected in vars(whole).items():
+            np.testing.assert_array_equal(getattr(loaded, name), expected)
+    assert len(noticed) > len(places) / 3
+    assert all(line.startswith(f"{path} does not hold embeddings: ") for line in noticed)

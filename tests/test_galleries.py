@@ -170,8 +170,7 @@ class TestARun:
         whole, _ = galleries.open_gallery(tmp_path / "run")
         count = len(whole)
         whole.remove(next(whole.blocks()).paths[:5])
-        with whole.database.change() as change:
-            change.execute("DELETE FROM about WHERE name = 'complete'")
+        whole.note("complete", "no")
         again, added = galleries.open_gallery(tmp_path / "run")
         assert (len(again), added.new, added.held) == (count, 5, count - 5)
 

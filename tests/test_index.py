@@ -240,7 +240,7 @@ class TestEveryIndex:
     def test_is_refused_where_a_newer_version_made_it(self, where: str, kind: str, new_place) -> None:
         place = new_place(where)
         index = create_index(place, width=WIDTH, model="m", kind=kind)
-        index.note("form", "2")
+        index.note("form", "9")
         index.note("version", "9.0")
         with pytest.raises(ValueError, match=r"was made by proxygml 9.0, this is .*: update proxygml"):
             open_index(place)
@@ -350,18 +350,86 @@ class TestAFolder:
         with pytest.raises(FileNotFoundError, match=r"no items.sqlite in .*: that is no index, `proxygml index build`"):
             Index.open(tmp_path)
         (tmp_path / "items.sqlite").write_bytes(b"something else altogether" * 100)
-        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: build the index again"):
+        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
             Index.open(tmp_path)
         (tmp_path / "items.sqlite").write_bytes(b"")
-        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: build the index again"):
+        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
             Index.open(tmp_path)
 
     def test_is_refused_where_what_it_holds_was_cut_off(self, tmp_path: Path) -> None:
         Index.create(tmp_path / "index", width=WIDTH, model="m").add(some(5000))
         path = tmp_path / "index" / "items.sqlite"
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*malformed.*: build the index again"):
+        with pytest.raises(
+            ValueError, match=r"items.sqlite is damaged .*malformed.*: remove .* and build the index again"
+        ):
             Index.open(tmp_path / "index").search(some(1).vectors, 3)
+
+    def test_notices_flipped_bits_or_they_change_nothing(self, tmp_path: Path) -> None:
+        index = Index.create(tmp_path / "index", width=WIDTH, model="m")
+        index.add(some(40))
+        index.note("gallery", "photos")
+        path, whole = tmp_path / "index" / "items.sqlite", self.contents(index)
+        index.close()
+        content, random, noticed = path.read_bytes(), np.random.default_rng(0), []
+        for place in random.integers(0, 8 * len(content), 600).tolist():
+            altered = bytearray(content)
+            altered[place // 8] ^= 1 << place % 8
+            path.write_bytes(altered)
+            try:
+                index = Index.open(tmp_path / "index")
+                index.check()
+                assert self.contents(index) == whole, f"bit {place}"
+            except (ValueError, OSError) as error:
+                noticed.append(str(error))
+        assert len(noticed) > 60  # the others fall on room that nothing uses
+        assert all(line.startswith(str(path)) for line in noticed)
+
+    def contents(self, index: Index) -> list:
+        (block,) = index.blocks()
+        return [index.about, block.vectors.tolist(), block.labels.tolist(), *block.paths, *block.class_names]
+
+    def test_notices_an_altered_vector_when_it_is_read(self, tmp_path: Path) -> None:
+        index = Index.create(tmp_path / "index", width=WIDTH, model="m")
+        index.add(some(10))
+        with index.database.change() as change:
+            change.execute("UPDATE items SET vector = (SELECT vector FROM items WHERE id = 2) WHERE id = 1")
+        with pytest.raises(
+            ValueError, match=r"items.sqlite is damaged \(item 1 was altered\): remove .* and build the"
+        ):
+            index.search(some(1).vectors, 1)
+
+    def test_does_not_search_in_an_altered_faiss_index(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(folders, "FAR_BEHIND", 100)
+        index = Index.create(tmp_path / "index", width=WIDTH, kind="hnsw", model="m")
+        index.add(some(500))
+        index.refresh()
+        (path,) = (tmp_path / "index").glob("*.faiss")
+        whole = path.read_bytes()
+        assert finders.Finder.read(tmp_path / "index", "hnsw") is not None
+        for place in (0, 100, len(whole) // 2, len(whole) - 1):
+            altered = bytearray(whole)
+            altered[place] ^= 4
+            path.write_bytes(altered)
+            assert finders.Finder.read(tmp_path / "index", "hnsw") is None
+        assert len(Index.open(tmp_path / "index").search(some(1).vectors, 3)[0]) == 3
+        assert path.read_bytes() == whole
+
+    def test_does_not_embed_with_an_altered_network(self, tmp_path: Path) -> None:
+        index = Index.create(tmp_path / "index", width=WIDTH, model="m")
+        (tmp_path / "best.pt").write_bytes(b"weights")
+        (tmp_path / "recipe.json").write_text("{}")
+        index.keep_model(tmp_path)
+        (index.model_folder() / "best.pt").write_bytes(b"weighty")
+        assert index.model_folder() is None
+        index.keep_model(tmp_path)
+        assert (index.model_folder() / "best.pt").read_bytes() == b"weights"
+
+    def test_is_begun_where_a_process_was_killed_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "index").mkdir()
+        for name in (".lock", ".items-abcdefgh.sqlite"):
+            (tmp_path / "index" / name).touch()
+        Index.create(tmp_path / "index", width=WIDTH, model="m").add(some(3))
 
     @pytest.mark.parametrize(("width", "kind"), [(0, "exact"), (3, "tree")])
     def test_is_not_begun_for_what_cannot_be(self, width: int, kind: str, tmp_path: Path) -> None:

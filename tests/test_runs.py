@@ -1,5 +1,7 @@
 """The folder of a run and its checkpoints."""
 
+import os
+import re
 import struct
 import warnings
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxygml import locks
 from proxygml.recipes import GLYPHS
 from proxygml.runs import Run, load_checkpoint
 
@@ -105,7 +108,9 @@ def test_two_damaged_checkpoints_are_an_error_and_not_a_fresh_start(run: Run) ->
         (run.folder / name).write_bytes(b"PK")
     with (
         pytest.warns(UserWarning, match=r"last.pt is damaged"),
-        pytest.raises(ValueError, match=r"previous.pt is damaged"),
+        pytest.raises(
+            ValueError, match=r"previous.pt is damaged: .*: remove .*last.pt and .*previous.pt, then --resume"
+        ),
     ):
         run.load_last()
 
@@ -125,3 +130,70 @@ def test_a_checkpoint_that_would_run_code_is_refused(run: Run) -> None:
     torch.save({"model": Malicious()}, run.folder / "last.pt")
     with pytest.raises(ValueError, match="holds more than weights"):
         load_checkpoint(run.folder / "last.pt")
+
+
+def best(number: int) -> dict:
+    return {"model": {"weight": torch.full((50,), float(number)), "bias": torch.zeros(2)}, "epoch": 1}
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(run: Run) -> None:
+    """A sample of them, most in the directory at the file's end."""
+    run.save_best(best(1))
+    path, mark = run.folder / "best.pt", run.mark
+    content = path.read_bytes()
+    directory = content.index(b"PK\x01\x02")
+    places = [*range(8 * directory, 8 * len(content), 13), *range(0, 8 * directory, 199)]
+    noticed = []
+    for place in places:
+        altered = bytearray(content)
+        altered[place // 8] ^= 1 << place % 8
+        path.write_bytes(altered)
+        try:
+            loaded = run.load_best()
+        except ValueError as error:
+            noticed.append(str(error))
+            continue
+        assert loaded["model"].keys() == best(1)["model"].keys()
+        assert all(loaded["model"][name].equal(value) for name, value in best(1)["model"].items())
+        assert run.mark == mark
+    assert len(noticed) > len(places) / 3
+    for line in noticed:
+        assert re.match(rf"{path} is damaged: .*: make it again with proxygml train --resume", line)
+
+
+def test_the_mark_is_that_of_the_weights_however_often_they_are_written(run: Run) -> None:
+    marks = []
+    for number in (1, 1, 2):
+        run.save_best(best(number))
+        marks.append(run.mark)
+    assert marks[0] == marks[1] != marks[2]
+    (run.folder / "best.pt").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"best.pt is damaged: .*: make it again with proxygml train --resume"):
+        _ = run.mark
+
+
+def test_an_altered_score_is_noticed(run: Run) -> None:
+    run.write_scores({"trained": {"recall@1": 0.75}})
+    assert run.scores["trained"] == {"recall@1": 0.75}
+    path = run.folder / "scores.json"
+    path.write_text(path.read_text().replace("0.75", "0.85"))
+    with pytest.raises(ValueError, match=r"scores.json is damaged \(it was altered.*\): write it again with proxygml"):
+        _ = run.scores
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(ValueError, match=r"scores.json is damaged"):
+        _ = run.scores
+
+
+def test_a_folder_in_which_a_process_was_killed_at_once_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (".lock", ".recipe-abcdefgh.json"):
+        (tmp_path / "run" / name).touch()
+    run = Run.create(tmp_path / "run", GLYPHS)
+    run.clear()
+    assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "recipe.json"]
+
+
+def test_a_folder_that_is_being_trained_in_is_refused_by_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    with locks.locked(run.folder), pytest.raises(ValueError, match=rf"process {os.getpid()} on .* is at work in"):
+        Run.create(run.folder, GLYPHS)

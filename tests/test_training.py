@@ -2,6 +2,7 @@
 
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def stop_at(step: int):
 def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
     names = {path.name for path in trained_run.folder.iterdir()}
     expected = {"recipe.json", "log.jsonl", "last.pt", "previous.pt", "best.pt", "scores.json"}
-    assert names == expected | {"curves.png", "retrieval.png", "map.png"}
+    assert names == expected | {".lock", "curves.png", "retrieval.png", "map.png"}
     for entry in trained_run.log:
         assert {"epoch", "loss", "sample_loss", "proxy_loss", "unlinked_share", "held_out"} <= entry.keys()
         assert {"learning_rate_trunk", "learning_rate_head", "learning_rate_proxies"} <= entry.keys()
@@ -154,6 +155,38 @@ class TestAStoppedRun:
         assert all(torch.equal(run.load_best()["model"][name], weights) for name, weights in before["model"].items())
         assert run.scores["trained"] == scores
 
+    def test_whose_best_epoch_is_lost_says_how_to_train_it_again(
+        self, tiny: Recipe, tmp_path: Path, undisturbed: Run
+    ) -> None:
+        folder = tmp_path / "damaged"
+        shutil.copytree(undisturbed.folder, folder)
+        last = load_checkpoint(folder / "last.pt")
+        last["best"]["epoch"] = 1  # as if it had been the first
+        Run(folder).save_last(last)
+        (folder / "best.pt").write_bytes(b"PK")
+        refusal = rf"best.pt is no longer that of epoch 1, the best: remove {folder}/last.pt and {folder}/previous.pt, "
+        with pytest.raises(ValueError, match=refusal + rf"then --resume {folder} trains again from the beginning"):
+            resume(folder)
+        for name in ("last.pt", "previous.pt"):
+            (folder / name).unlink()
+        resume(folder)
+        same_weights(folder / "best.pt", undisturbed.folder / "best.pt")
+        assert Run(folder).scores["trained"] == undisturbed.scores["trained"]
+
+    def test_between_its_checkpoint_and_its_best_network_makes_that_from_the_checkpoint(
+        self, tiny: Recipe, tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def pull(*_: object) -> None:
+            raise PlugPulledError
+
+        monkeypatch.setattr(Run, "save_best", pull)
+        with pytest.raises(PlugPulledError):
+            train(tiny, tmp_path / "stopped")
+        monkeypatch.undo()
+        assert not (tmp_path / "stopped" / "best.pt").exists()
+        resume(tmp_path / "stopped")
+        same_weights(tmp_path / "stopped" / "best.pt", undisturbed.folder / "best.pt")
+
     def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-m", "proxygml", "train", *map(str, arguments)]
 
@@ -179,14 +212,14 @@ class TestAStoppedRun:
         subprocess.run(self.command(*self.OPTIONS, "--out", whole), check=True, capture_output=True)
         same_weights(stopped / "last.pt", whole / "last.pt")
 
-    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
     def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, how: int) -> None:
         process = self.started(tmp_path / "killed")
         process.send_signal(how)
         _, errors = process.communicate(timeout=60)
-        assert process.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
-        assert "Traceback" not in errors
-        assert (f"train --resume {tmp_path / 'killed'}" in errors) == (how == signal.SIGINT)
+        assert process.returncode == (130 if how == signal.SIGTERM else -how)
+        said = f"stopped: go on with: python -m proxygml train --resume {tmp_path / 'killed'}"
+        assert errors.splitlines()[1:] == ([said] if how == signal.SIGTERM else [])  # after the name of the folder
         assert len(Run.open(tmp_path / "killed").log) < 6
         self.assert_resumed_equals_undisturbed(tmp_path / "killed", tmp_path / "whole")
 
@@ -198,9 +231,9 @@ class TestAStoppedRun:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 1
         (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-        assert re.search(r"could not write .* make room and go on with --resume|File too large", line)
+        assert re.search(rf"could not write .*\. When that is mended, go on with: .* train --resume {folder}", line)
         assert "Traceback" not in errors
-        assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".lock"]
         assert 1 <= len(load_checkpoint(folder / "last.pt")["log"]) < 6
         self.assert_resumed_equals_undisturbed(folder, tmp_path / "whole")
 

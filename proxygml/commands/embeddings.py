@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from proxygml.commands.stopping import told_to_go_on
 from proxygml.display import Report, drawn_progress, output, show_scores
 from proxygml.launching import is_first_process
 
@@ -41,12 +42,13 @@ def embed(
     changes: dict[str, object] = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
     changes |= {"data": str(data)} if data is not None else {}
     changes |= {"skip_broken": True} if skip_broken else {}
-    with drawn_progress() as progress:
-        make = _embed_with_run if model is None else _embed_with_onnx
-        result = make(cast(Path, run or model), changes, split == "test", progress)
-    if not is_first_process():
-        return
-    result.save(out)
+    with told_to_go_on(lambda: "the same command begins again"):
+        with drawn_progress() as progress:
+            make = _embed_with_run if model is None else _embed_with_onnx
+            result = make(cast(Path, run or model), changes, split == "test", progress)
+        if not is_first_process():
+            return
+        result.save(out)
     output.print(
         f"{len(result.vectors)} vectors of {result.vectors.shape[1]} dimensions in {out}", highlight=False, markup=False
     )

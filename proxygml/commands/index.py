@@ -1,12 +1,14 @@
 """proxygml index."""
 
 import os
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
+from proxygml.commands.stopping import told_to_go_on
 from proxygml.display import drawn_progress, in_one_line, messages, output
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def build(
     from proxygml.embeddings import Embeddings
     from proxygml.index import create_index, is_address, open_index, postgres, suited
     from proxygml.index.hits import in_blocks
+    from proxygml.index.places import built
     from proxygml.runs import Run
 
     trained = None if run is None else Run.open(run)
@@ -56,17 +59,21 @@ def build(
     if isinstance(source, Embeddings):  # before anything is written
         for _ in in_blocks(source, width, gallery):
             pass
-    try:
-        index = open_index(out)
-    except FileNotFoundError:
-        fitting = postgres.suited if is_address(out) else suited
-        index = create_index(out, width=width, model=mark, kind=kind or fitting(count, width))
-        index.note("gallery", name)
-    if len(index) and index.about.get("gallery") != name:
-        raise FileExistsError(f"{out} holds an index of {index.about.get('gallery')}: `proxygml index add` adds to it")
-    if kind not in (None, index.kind):
-        raise ValueError(f"{out} was begun as {index.kind}, not {kind}: name another --out")
-    _fill(index, source, trained)
+    alone = nullcontext() if is_address(out) else built(Path(out))
+    with told_to_go_on(lambda: "the same command goes on"), alone:
+        try:
+            index = open_index(out)
+        except FileNotFoundError:
+            fitting = postgres.suited if is_address(out) else suited
+            index = create_index(out, width=width, model=mark, kind=kind or fitting(count, width))
+        if not len(index):
+            index.note("gallery", name)
+        if index.about.get("gallery") != name:
+            holds = f"an index of {index.about.get('gallery')}"
+            raise FileExistsError(f"{out} holds {holds}: `proxygml index add` adds to it")
+        if kind not in (None, index.kind):
+            raise ValueError(f"{out} was begun as {index.kind}, not {kind}: name another --out")
+        _fill(index, source, trained)
 
 
 def add(
@@ -187,8 +194,11 @@ def _fill(index: "AnyIndex", source: "Embeddings | AnyIndex | ImageList", run: "
     from proxygml import galleries
     from proxygml.datasets import ImageList
     from proxygml.embeddings import Embeddings
+    from proxygml.index import Index
     from proxygml.index.hits import checked_model
 
+    if isinstance(index, Index):
+        index.check()
     if run is not None:
         checked_model(run.mark, index.model, index.place)
     with drawn_progress() as progress:

@@ -1,11 +1,11 @@
 """proxygml paper."""
 
-import signal
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from proxygml.commands.stopping import told_to_go_on
 from proxygml.display import drawn_progress, output, show_table
 
 
@@ -60,8 +60,7 @@ def paper(
     if not render:
         if seeds < 1 or (jobs is not None and jobs < 1):
             raise ValueError(f"expected at least one seed and one job, got {seeds} and {jobs}")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what runs in other processes, as Ctrl-C does
-        with drawn_progress() as progress:
+        with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
             running.run_experiment(
                 name,
                 dataset,

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from proxygml import methods
+from proxygml.commands.stopping import told_to_go_on
 from proxygml.display import drawn_progress, messages, output, program, show_run
 from proxygml.launching import is_first_process
 from proxygml.recipes import GLYPHS, PRESETS, Recipe
@@ -40,18 +41,18 @@ def train(
     from proxygml import training
 
     folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        with drawn_progress() as progress:
-            if resume is not None:
-                run = training.resume(folder, progress=progress)
-            else:
-                if like == "native" and recipe.loss in methods.UNKNOWN:
-                    messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
-                run = training.train(recipe, folder, progress=progress)
-    except KeyboardInterrupt:
-        if (folder / "recipe.json").exists() and is_first_process():
-            messages.print(f"go on with: {program()} train --resume {shlex.quote(str(folder))}", highlight=False)
-        raise
+
+    def how() -> str:
+        begun = (folder / "recipe.json").exists()
+        return f"go on with: {program()} train --resume {shlex.quote(str(folder))}" if begun else ""
+
+    with told_to_go_on(how), drawn_progress() as progress:
+        if resume is not None:
+            run = training.resume(folder, progress=progress)
+        else:
+            if like == "native" and recipe.loss in methods.UNKNOWN:
+                messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
+            run = training.train(recipe, folder, progress=progress)
     if not is_first_process():
         return
     if json:

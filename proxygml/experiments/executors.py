@@ -78,9 +78,15 @@ def on_this_machine(
     threads = max(1, torch.get_num_threads() // jobs)
     with _new_pool(jobs, alone=alone) as pool:
         try:
-            tasks = {
-                name: pool.submit(attempt, measure, recipe, work / name, threads) for name, recipe in recipes.items()
-            }
+            # Ctrl-C reaches them too: it waits until they have come to `_begin`.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                tasks = {
+                    name: pool.submit(attempt, measure, recipe, work / name, threads)
+                    for name, recipe in recipes.items()
+                }
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield tasks, BrokenProcessPool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -164,6 +170,7 @@ def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:
 def _begin() -> None:
     """In each process of this machine: an end without a word when the experiment is stopped."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_the_command, daemon=True).start()
 
 

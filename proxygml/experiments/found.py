@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scipy import stats
 
 from proxygml import losses
-from proxygml.files import written_whole
+from proxygml.files import CHECKSUM, sealed, unsealed, written_whole
 from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe
 
@@ -117,14 +117,16 @@ def load_runs(path: Path) -> list[dict]:
         runs = json.loads(path.read_text())
         if not (isinstance(runs, list) and all(isinstance(run, dict) for run in runs)):
             raise ValueError("no list of runs")
+        if any(CHECKSUM in run for run in runs) and not all(CHECKSUM in run for run in runs):
+            raise ValueError(f"a run without {CHECKSUM}")
+        return [unsealed(run) for run in runs]
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): restore it, or move it away to run it all again") from error
-    return runs
 
 
 def save_runs(path: Path, runs: list[dict]) -> None:
     with written_whole(path) as draft:
-        draft.write_text(json.dumps(runs, indent=1) + "\n")
+        draft.write_text(json.dumps([sealed(run) for run in runs], indent=1) + "\n")
 
 
 def known_runs(folder: Path, dataset: str) -> dict[str, dict]:

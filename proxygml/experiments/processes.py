@@ -1,34 +1,13 @@
 """The runs of an experiment, several at a time, and what each found as soon as it is known."""
 
-import fcntl
-import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from proxygml.experiments.executors import Executor, Measure
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second `proxygml paper` out of a folder; the system lets go of the lock of a process that has ended."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise ValueError(
-                f"another `proxygml paper` (process {lock.read()}) is at work in {folder}: wait for it, or stop it"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def finished(

@@ -13,10 +13,11 @@ from proxygml.experiments import find
 from proxygml.experiments.executors import Executor, Measure
 from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
 from proxygml.experiments.frozen import make_maps
-from proxygml.experiments.processes import finished, locked
+from proxygml.experiments.processes import finished
 from proxygml.experiments.settings import base_recipe, find_setting, maps_folder
 from proxygml.experiments.tuning import TRIALS, tuned
 from proxygml.files import written_whole
+from proxygml.locks import locked
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 from proxygml.sessions import Progress

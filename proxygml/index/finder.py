@@ -7,7 +7,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from proxygml.files import written_whole
+from proxygml.files import file_checksum, written_whole
 
 KINDS = ("exact", "hnsw", "ivf-pq")
 MOST_EXACT, MOST_IN_A_GRAPH = 128_000_000, 640_000_000  # numbers, that is 1,000,000 and 5,000,000 vectors of 128
@@ -16,6 +16,7 @@ LINKS, EFFORT_BUILDING, EFFORT = 32, 80, 128  # of hnsw: of each item, and items
 FEWEST_TO_TRAIN = 10_000  # vectors for ivf-pq; fewer are searched exactly
 PIECE = 4  # numbers that ivf-pq compresses to a byte
 CANDIDATES = 10  # for each item to be found by ivf-pq, to be compared by their own vectors
+CHECKSUM_BYTES = 4
 MOST_REMOVED = 0.2  # share of the items of a graph, which cannot lose any, before it is made anew
 
 
@@ -104,6 +105,9 @@ class Finder:
                 faiss.write_index(self.index, str(draft))
             except RuntimeError as error:
                 raise OSError(f"could not write {path}: {str(error).splitlines()[-1]}") from error
+            checksum = file_checksum(draft)
+            with draft.open("ab") as file:
+                file.write(checksum.to_bytes(CHECKSUM_BYTES, "little"))
         for other in folder.glob("*.faiss"):
             if other != path and not other.name.startswith("."):
                 other.unlink(missing_ok=True)
@@ -113,8 +117,10 @@ class Finder:
         """What `write` wrote of vectors (width,), if anything that can be read: the database has all of it too."""
         for path in folder.glob(f"{kind}-*.faiss"):
             try:
+                if not _is_sound(path):  # faiss may crash on it
+                    continue
                 found, last = faiss.read_index(str(path)), int(path.stem.rsplit("-", 1)[1])
-            except (RuntimeError, ValueError, MemoryError):
+            except (RuntimeError, ValueError, MemoryError, FileNotFoundError):
                 continue  # damaged, or replaced by another process
             if _is_ours(found, kind, width):
                 return cls(kind, found, last)
@@ -128,6 +134,14 @@ def _is_ours(index: faiss.Index, kind: str, width: int) -> bool:
         return type(lists) is faiss.ArrayInvertedLists and index.d == PIECE * -(-width // PIECE)
     graph = faiss.downcast_index(index.index) if type(index) is faiss.IndexIDMap2 else None
     return type(graph) is faiss.IndexHNSWFlat and index.d == graph.d == width
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file is as `write` wrote it, by the checksum at its end, which faiss does not read."""
+    size = max(0, path.stat().st_size - CHECKSUM_BYTES)
+    with path.open("rb") as file:
+        file.seek(size)
+        return int.from_bytes(file.read(), "little") == file_checksum(path, size)
 
 
 def lists_for(count: int) -> int:

@@ -17,10 +17,12 @@ import numpy as np
 from proxygml.embeddings import Embeddings
 from proxygml.files import written_whole
 from proxygml.index import hits
-from proxygml.index.database import Database
+from proxygml.index.database import Database, item_checksum
 from proxygml.index.finder import KINDS, Finder
 from proxygml.index.hits import BLOCK, Hit
+from proxygml.index.places import MODEL, network_checksum, refuse_taken
 
+INSERT = "INSERT OR IGNORE INTO items (path, class, vector, checksum) VALUES (?, ?, ?, ?)"
 FAR_BEHIND = 1000  # items: fewer are added in less time than all are written
 HELD, QUERIES = 2**25, 1024  # numbers of candidates' vectors at a time, 128 MB; and queries at most
 
@@ -50,8 +52,7 @@ class Index:
             database = Database(None)
             database.begin(about)
             return cls(database)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FileExistsError(f"{folder} is there already: name a new folder")
+        refuse_taken(folder)
         with written_whole(folder / "items.sqlite") as draft:
             database = Database(draft)
             database.begin(about)
@@ -88,8 +89,8 @@ class Index:
 
     def note(self, name: str, value: str) -> None:
         """Keep a remark in `about`."""
-        with self._lock, self.database.change() as change:
-            change.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
+        with self._lock, self.database.change():
+            self.database.tell({name: value})
 
     def holds(self, paths: Sequence[str]) -> set[str]:
         """Those of the paths that it holds."""
@@ -110,10 +111,10 @@ class Index:
                     for vector, name, path in zip(vectors, classes, paths, strict=True)
                 ]
                 before = change.total_changes
-                change.executemany("INSERT OR IGNORE INTO items (path, class, vector) VALUES (?, ?, ?)", rows)
+                change.executemany(INSERT, [(*row, item_checksum(*row)) for row in rows])
                 added += change.total_changes - before
                 if not hits.are_unit_length(vectors):
-                    change.execute("UPDATE about SET value = '0' WHERE name = 'unit_length'")
+                    self.database.tell({"unit_length": 0})
         return added
 
     def remove(self, paths: Sequence[str]) -> int:
@@ -147,8 +148,7 @@ class Index:
     def _nearest(self, asked: np.ndarray, candidates: np.ndarray, count: int, names: dict) -> list[list[Hit]]:
         """The nearest to queries (B, D) among candidates' ids (B, K), of which -1 is none."""
         wanted = np.unique(candidates[candidates >= 0]).tolist()
-        query = "SELECT id, path, class, vector FROM items WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
-        rows = self.database.rows(query, [json.dumps(wanted)])
+        rows = self.database.items("id IN (SELECT value FROM json_each(?)) ORDER BY id", [json.dumps(wanted)])
         ids = np.array([row[0] for row in rows], np.int64)  # those that another process has not removed meanwhile
         known = self._matrix([row[3] for row in rows])  # (rows, D)
         found = []
@@ -167,9 +167,8 @@ class Index:
         names = self.database.rows("SELECT id, name FROM classes ORDER BY id")
         labels = {number: label for label, (number, _) in enumerate(names)}
         class_names = np.array([name for _, name in names], str)
-        query = "SELECT id, path, class, vector FROM items WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
         start = 0
-        while rows := self.database.rows(query, [start, last or 0, BLOCK]):
+        while rows := self.database.items("id > ? AND id <= ? ORDER BY id LIMIT ?", [start, last or 0, BLOCK]):
             yield Embeddings(
                 self._matrix([row[3] for row in rows]),
                 np.array([labels[row[2]] for row in rows]),
@@ -183,6 +182,10 @@ class Index:
         """Of the items truly nearest to some of its own, the share that `search` finds."""
         return hits.recall_of(self, count, queries)
 
+    def check(self) -> None:
+        """An error where what it holds is not as it was written; each item is also checked when it is read."""
+        self.database.check()
+
     def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Do now what the next search would begin with: bring the faiss index up to date, and write it."""
         with self._lock:
@@ -192,14 +195,15 @@ class Index:
         """Keep what embeds a query beside the vectors: best.pt and recipe.json of a run's folder."""
         if self.folder is None:
             raise ValueError("an index in memory has no folder to keep a model in: create it with one")
-        for name in ("best.pt", "recipe.json"):
+        for name in MODEL:
             with written_whole(self.folder / "model" / name) as draft:
                 shutil.copyfile(run / name, draft)
+        self.note("network", network_checksum(self.folder / "model"))
 
     def model_folder(self) -> Path | None:
-        """The folder of the run that embeds a query, if it is kept."""
-        folder = None if self.folder is None else self.folder / "model"
-        return folder if folder is not None and (folder / "recipe.json").is_file() else None
+        """The folder of the run that embeds a query, if it is kept and unaltered."""
+        kept = self.folder is not None and self.about.get("network") == network_checksum(self.folder / "model")
+        return self.folder / "model" if kept else None
 
     def _up_to_date(self, progress: Callable[[int, int], None] | None) -> Finder:
         """The faiss index of what the database holds now."""
@@ -212,9 +216,8 @@ class Index:
         if finder is None or not finder.fits(self.kind, count):
             finder = Finder.new(self.kind, self.width, count, self._sample)
         behind, done = count - len(finder), 0
-        query = "SELECT id, vector FROM items WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self.database.rows(query, [finder.last, BLOCK]):
-            finder.add(np.array([item for item, _ in rows], np.int64), self._matrix([vector for _, vector in rows]))
+        while rows := self.database.items("id > ? ORDER BY id LIMIT ?", [finder.last, BLOCK]):
+            finder.add(np.array([row[0] for row in rows], np.int64), self._matrix([row[3] for row in rows]))
             done += len(rows)
             if progress is not None:
                 progress(done, max(behind, done))
@@ -234,11 +237,8 @@ class Index:
 
     def _sample(self, count: int) -> np.ndarray:
         """Vectors of so many items, as good as drawn at random, but always the same: (count, D)."""
-        query = (
-            "SELECT vector FROM items WHERE id IN "
-            "(SELECT id FROM items ORDER BY (id * 2654435761) % 4294967296 LIMIT ?) ORDER BY id"
-        )
-        return self._matrix([vector for (vector,) in self.database.rows(query, [count])])
+        drawn = "id IN (SELECT id FROM items ORDER BY (id * 2654435761) % 4294967296 LIMIT ?) ORDER BY id"
+        return self._matrix([row[3] for row in self.database.items(drawn, [count])])
 
     def _matrix(self, vectors: list[bytes]) -> np.ndarray:
         """Vectors of the database as an array (M, D)."""

@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -76,3 +77,17 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"glyphs\.json is damaged .*restore it"):
         load_runs(path)
     assert load_runs(tmp_path / "absent.json") == []
+
+
+def test_an_altered_score_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "glyphs.json"
+    runs = [{"arm": "a", "scores": {"recall@1": 0.75}}, {"arm": "b", "scores": {"recall@1": 0.5}}]
+    save_runs(path, runs)
+    assert load_runs(path) == runs
+    content = path.read_text()
+    for altered in (content.replace("0.75", "0.74"), content.replace('"checksum"', '"checksun"', 1)):
+        path.write_text(altered)
+        with pytest.raises(ValueError, match=r"glyphs\.json is damaged .*restore it, or move it away"):
+            load_runs(path)
+    path.write_text(json.dumps(runs))  # as earlier versions wrote it
+    assert load_runs(path) == runs

@@ -1,8 +1,9 @@
-"""Commands that are stopped in every way, as real processes; and the lock that keeps a second one out."""
+"""Commands that are stopped in every way, as real processes."""
 
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,6 @@ import pytest
 from proxygml import cli
 from proxygml.experiments import running
 from proxygml.experiments.executors import Executor
-from proxygml.experiments.processes import locked
 from proxygml.experiments.settings import SETTINGS
 
 
@@ -37,23 +37,16 @@ def test_however_a_command_is_stopped_its_processes_end_and_the_same_command_goe
             cli.main([*arguments, "--render"])
             with pytest.raises(SystemExit):
                 cli.main(arguments)
-            refusal = f"(process {process.pid}) is at work in runs/quick: wait for it, or stop it\n"
-            assert capsys.readouterr().err == f"error: another `proxygml paper` {refusal}"
+            refusal = "is at work in runs/quick: wait for it, or stop it\n"
+            assert capsys.readouterr().err == f"error: process {process.pid} on {socket.gethostname()} {refusal}"
         stop(process)
         _, said = process.communicate(timeout=60)  # until every process that holds the pipe has ended
         if stop is subprocess.Popen.kill:
             assert process.returncode == -signal.SIGKILL
         else:
-            assert (process.returncode, said) == (130, "stopped\n")
+            assert (process.returncode, said) == (130, "stopped: the same command goes on\n")
         earlier, kept = kept, running.load_runs(Path("runs/quick/grid/glyphs.json"))
         assert kept[: len(earlier)] == earlier  # with their times: they were not made again
-
-
-def test_a_folder_is_locked_for_one_at_a_time(tmp_path: Path) -> None:
-    refusal = rf"another `proxygml paper` \(process {os.getpid()}\) is at work in .*runs: wait for it, or stop it"
-    for _ in range(2):
-        with locked(tmp_path / "runs"), locked(tmp_path / "elsewhere"), pytest.raises(ValueError, match=refusal):
-            locked(tmp_path / "runs").__enter__()
 
 
 def test_where_a_result_cannot_be_kept_nothing_trains_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

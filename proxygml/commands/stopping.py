@@ -1,0 +1,22 @@
+"""What a command that is stopped says: how to go on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from proxygml.files import UnwritableError
+from proxygml.loading import LostLoaderError
+
+
+@contextmanager
+def told_to_go_on(how: Callable[[], str]) -> Iterator[None]:
+    """Whom Ctrl-C, a disk or a lost process stops inside is told how to go on, in the line that the command ends with.
+
+    `how` is asked then; it may have nothing to say.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*filter(None, [how()])) from None
+    except (UnwritableError, LostLoaderError) as error:
+        told = how()
+        raise type(error)(f"{error}. When that is mended, {told}" if told else str(error)) from error

@@ -1,0 +1,31 @@
+"""Batches that other processes load, and what is said where one of these is killed or cannot read an image."""
+
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+class LostLoaderError(OSError):
+    """A process that decodes images has ended."""
+
+
+def loaded(batches: "DataLoader") -> Iterator:
+    """The batches, one after another."""
+    try:
+        # Ctrl-C in a terminal reaches them too, where it is for this process alone to end them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            iterator = iter(batches)  # starts them, as copies of this process with what it blocks
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield from iterator
+    except RuntimeError as error:
+        if "DataLoader worker (pid" not in str(error):  # an error inside one is told otherwise
+            raise
+        raise LostLoaderError("a process that decodes images was killed (is there enough memory?)") from error
+    except OSError as error:  # of an image; a process tells it with all of its traceback, whose last line has it
+        line = next(iter(str(error).strip().splitlines()[::-1]), type(error).__name__)
+        raise OSError(line.removeprefix("OSError: ")) from error
