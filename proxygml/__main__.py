@@ -2,8 +2,13 @@
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from proxygml.launching import is_first_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -20,7 +25,7 @@ def main() -> None:
         _answer(signal.SIG_IGN)  # all is done and said
 
 
-def _answer(handler: object) -> None:
+def _answer(handler: "Callable[[int, FrameType | None], object] | signal.Handlers") -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -37,7 +37,7 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
-    def render_str(self, text: str, **options: object) -> Text:
+    def render_str(self, text: str, **options: Any) -> Text:
         """What rich makes of every text that it is given, also of those in tables."""
         return super().render_str(spelled_out(text), **options)
 

@@ -65,11 +65,12 @@ class Crops:
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 
     def _cut(self, image: Image.Image, index: int) -> np.ndarray:
-        if self.augmentation is None:
+        augmentation = self.augmentation
+        if augmentation is None:
             return cut(image, lambda width, height: centre_box(width, height, self.test_crop), self.size)
         random = np.random.default_rng((self.seed, self.epoch, index))
-        pixels = cut(image, lambda width, height: random_box(width, height, self.augmentation, random), self.size)
-        return pixels[:, ::-1] if self.augmentation.flip and random.random() < 0.5 else pixels
+        pixels = cut(image, lambda width, height: random_box(width, height, augmentation, random), self.size)
+        return pixels[:, ::-1] if augmentation.flip and random.random() < 0.5 else pixels
 
 
 class Mirrored:

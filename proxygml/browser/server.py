@@ -47,7 +47,7 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
     @app.middleware("http")
     async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if token is not None and guards.brings(request, token):
-            response = guards.admitted(token, mark)
+            response: Response = guards.admitted(token, mark)
         else:
             refusal = guards.refusal(request, token, mark)
             response = JSONResponse({"error": refusal}, 403) if refusal else await call_next(request)

@@ -68,7 +68,8 @@ def listing(file: Path) -> tuple[Names, np.ndarray, Names]:
     kept = cache_folder() / "tar" / f"{hashlib.sha256(made_of.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
     with suppress(Exception):  # whatever a missing, cut or foreign file raises: it is listed again
         return _read_listing(kept)
-    paths, labels, numbers = Names(), array("q"), {}
+    paths, labels = Names(), array("q")
+    numbers: dict[str, int] = {}
     for name, offset, size, label in _samples(file):
         paths.append(f"{file.name}/{name}@{offset}+{size}")
         labels.append(numbers.setdefault(label, len(numbers)))
@@ -109,9 +110,9 @@ def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
     """Name, place and size of every image in a tar file, and its class."""
     key, image, label = None, None, None
     try:
-        with tarfile.open(file, "r:") as archive:
+        with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # which it would keep, a kilobyte each
+                archive.members.clear()  # type: ignore[attr-defined]  # which it would keep, a kilobyte each
                 if not member.isfile():
                     continue
                 own_key, ending = _split(member.name)
@@ -124,7 +125,7 @@ def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
                 elif ending in (".cls", ".json"):
                     if member.size > MOST_OF_A_LABEL:
                         raise ValueError(f"{file.name}: {member.name} has {member.size:,} bytes, too many for a class")
-                    contents = os.pread(archive.fileobj.fileno(), member.size, member.offset_data)
+                    contents = os.pread(opened.fileno(), member.size, member.offset_data)
                     if len(contents) < member.size:
                         raise tarfile.ReadError("unexpected end of data")
                     label = _label(contents, ending, f"{file.name}: {member.name}")

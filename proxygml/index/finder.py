@@ -130,8 +130,9 @@ class Finder:
 def _is_ours(index: faiss.Index, kind: str, width: int) -> bool:
     """Whether this is of the sort that `Finder.new` makes: a file of that name may hold any index of faiss."""
     if kind == "ivf-pq":
-        lists = faiss.downcast_InvertedLists(index.invlists) if type(index) is faiss.IndexIVFPQ else None
-        return type(lists) is faiss.ArrayInvertedLists and index.d == PIECE * -(-width // PIECE)
+        lists = index.invlists if type(index) is faiss.IndexIVFPQ else None
+        ours = lists is not None and type(faiss.downcast_InvertedLists(lists)) is faiss.ArrayInvertedLists
+        return ours and index.d == PIECE * -(-width // PIECE)
     graph = faiss.downcast_index(index.index) if type(index) is faiss.IndexIDMap2 else None
     return type(graph) is faiss.IndexHNSWFlat and index.d == graph.d == width
 

@@ -202,8 +202,8 @@ class Index:
 
     def model_folder(self) -> Path | None:
         """The folder of the run that embeds a query, if it is kept and unaltered."""
-        kept = self.folder is not None and self.about.get("network") == network_checksum(self.folder / "model")
-        return self.folder / "model" if kept else None
+        folder = None if self.folder is None else self.folder / "model"
+        return folder if folder is not None and self.about.get("network") == network_checksum(folder) else None
 
     def _up_to_date(self, progress: Callable[[int, int], None] | None) -> Finder:
         """The faiss index of what the database holds now."""
