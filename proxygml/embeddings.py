@@ -1,7 +1,7 @@
 """Vectors with labels and paths, in one .npz: whoever brings features of their own enters here."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +78,16 @@ class Embeddings:
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
                 raise
             raise ValueError(f"{path} does not hold embeddings: {error}") from error
+
+
+def joined(parts: Sequence[Embeddings]) -> Embeddings:
+    """All of several that one model made; their classes are told apart by name."""
+    if len(parts) == 1:
+        return parts[0]
+    names = np.unique(np.concatenate([part.class_names for part in parts]))
+    labels = [np.searchsorted(names, part.class_names)[part.labels] for part in parts]
+    vectors, paths = (np.concatenate([getattr(part, each) for part in parts]) for each in ("vectors", "paths"))
+    return Embeddings(vectors, np.concatenate(labels), paths, names, parts[0].model)
 
 
 def embed(

@@ -118,6 +118,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         first = not hasattr(self, "_stream")
         features, y = self._checked(X, y, first=first)
         known = np.array([], y.dtype) if first else self.classes_
+        if (known.dtype.kind in "OU") != (y.dtype.kind in "OU"):
+            raise ValueError(f"expected labels like those before, {known.dtype}, got {y.dtype}")
         self.classes_ = np.concatenate([known, np.setdiff1d(y, known)])  # in the order in which they came
         order = np.argsort(self.classes_, kind="stable")
         labels = order[np.searchsorted(self.classes_, y, sorter=order)]  # (M,)
@@ -167,8 +169,9 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         )
         if width > X.shape[1]:
             raise ValueError(f"expected n_components up to {X.shape[1]}, as X has features, got {width}")
-        if self.held_out >= 1 or self.shrinkage > 1:
-            raise ValueError(f"expected shares, got held_out {self.held_out} and shrinkage {self.shrinkage}")
+        for name, share in {"held_out": self.held_out, "shrinkage": self.shrinkage}.items():
+            if share > 1 or (share == 1 and name == "held_out"):
+                raise ValueError(f"expected {name} as a share, below 1, got {share}")
         if first:
             if (X[0] == X).all():
                 raise ValueError(f"expected features that vary, got {len(X)} equal samples")

@@ -77,7 +77,7 @@ class Session:
         """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
         if not self.log and self.recipe.baselines and self.recipe.test:
             self.scores |= self.judge.compare_with(self.learner.model, self.test_images)
-        if self.best is not None:
+        if self.best:
             self._mend_best(run)
         if self.writes:
             run.write_log(self.log)

@@ -143,6 +143,13 @@ def test_a_stream_may_bring_one_class_after_another() -> None:
     assert recall(model.transform(unseen), expected) > recall(unseen, expected) + 5
 
 
+def test_a_stream_of_names_takes_no_numbers() -> None:
+    features, labels = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 4
+    stream = ProxyGMLEmbedding(random_state=0).partial_fit(features, labels.astype(str))
+    with pytest.raises(ValueError, match="expected labels like those before, <U21, got int64"):
+        stream.partial_fit(features, labels)
+
+
 def test_fit_ends_a_stream() -> None:
     features, labels = birds(4)
     model = ProxyGMLEmbedding(random_state=0, epochs=2).partial_fit(features, labels).fit(features[:, :10], labels)
@@ -223,7 +230,7 @@ def test_a_bar_is_shown_when_it_is_asked_for(capsys: pytest.CaptureFixture) -> N
         (lambda x, y: (x, y), {"n_components": 25}, "n_components up to 24, as X has features, got 25"),
         (lambda x, y: (x, y), {"n_components": 0}, "n_components as a whole number of at least 1, got 0"),
         (lambda x, y: (x, y), {"power": -1.0}, "power above 0, got -1.0"),
-        (lambda x, y: (x, y), {"held_out": 1.0}, "expected shares, got held_out 1.0"),
+        (lambda x, y: (x, y), {"held_out": 1.0}, "expected held_out as a share, below 1, got 1.0"),
         (lambda x, y: (x, y), {"learning_rate": 0.0}, "learning_rate above 0"),
         (lambda x, y: (x, y), {"proxies_per_class": 0}, "proxies_per_class as a whole number"),
     ],

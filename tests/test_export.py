@@ -164,14 +164,14 @@ def test_the_json_says_all_that_a_stranger_needs(exported_files: Path) -> None:
 
 
 class TestEmbedding:
-    @pytest.mark.parametrize("split", ["test", "train"])
+    @pytest.mark.parametrize(("split", "count"), [(["--split", "train"], 9), ([], 18)], ids=["a half", "all"])
     def test_without_torch_gives_the_same_file_as_the_run(
-        self, trained_run: Run, exported_files: Path, tmp_path: Path, split: str
+        self, trained_run: Run, exported_files: Path, tmp_path: Path, split: list[str], count: int
     ) -> None:
         data = photos(tmp_path / "photos")
-        options = ["--dataset", "folder", "--data", str(data), "--split", split, "--out", str(tmp_path / "run.npz")]
+        options = ["--dataset", "folder", "--data", str(data), *split, "--out", str(tmp_path / "run.npz")]
         main(["embed", str(trained_run.folder), *options])
-        arguments = ["embed", "--model", exported_files / "model.onnx", "--data", data, "--split", split]
+        arguments = ["embed", "--model", exported_files / "model.onnx", "--data", data, *split]
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", NO_TORCH, *arguments, "--out", tmp_path / "onnx.npz"],
             capture_output=True,
@@ -179,7 +179,9 @@ class TestEmbedding:
         )
         assert done.returncode == 0, done.stderr
         ours, theirs = (Embeddings.load(tmp_path / name) for name in ("onnx.npz", "run.npz"))
-        assert len(ours.vectors) == 9
+        assert len(ours.vectors) == len(set(ours.paths)) == count
+        for path, label in zip(ours.paths, ours.labels, strict=True):
+            assert ours.class_name(label) == Path(path).parent.name
         np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=1e-4)
         for field in ("labels", "paths", "class_names", "model"):
             assert np.array_equal(getattr(ours, field), getattr(theirs, field)), field

@@ -10,7 +10,10 @@ from proxygml.commands.stopping import told_to_go_on
 from proxygml.display import Report, drawn_progress, output, show_scores
 from proxygml.launching import is_first_process
 
+Split = Literal["test", "train", "all"]
+
 if TYPE_CHECKING:
+    from proxygml.datasets import ImageList
     from proxygml.embeddings import Embeddings
 
 
@@ -19,7 +22,7 @@ def embed(
     *,
     out: Path,
     model: Path | None = None,
-    split: Literal["test", "train"] = "test",
+    split: Split | None = None,
     dataset: str | None = None,
     data: Path | None = None,
     skip_broken: bool = False,
@@ -30,7 +33,8 @@ def embed(
         run: Folder of a trained run.
         out: The .npz to write.
         model: Instead of a run the model.onnx that `proxygml export` wrote of it, which needs no torch.
-        split: Which half of the dataset.
+        split: The test or the train half of the dataset, or all of it. Unless it is said: all of the --data that you
+            name here if it is your own folder, table or tar, and otherwise the test half.
         dataset: Another dataset than the run's own.
         data: Folder of that dataset; with --model and no --dataset your own images, a folder for each class.
         skip_broken: Leave out images that cannot be read, and count them, also if training did not.
@@ -45,7 +49,7 @@ def embed(
     with told_to_go_on(lambda: "the same command begins again"):
         with drawn_progress() as progress:
             make = _embed_with_run if model is None else _embed_with_onnx
-            result = make(cast(Path, run or model), changes, split == "test", progress)
+            result = make(cast(Path, run or model), changes, split, progress)
         if not is_first_process():
             return
         result.save(out)
@@ -54,34 +58,50 @@ def embed(
     )
 
 
-def _embed_with_run(folder: Path, changes: dict, test: bool, progress: Report) -> "Embeddings":
+def _embed_with_run(folder: Path, changes: dict, split: Split | None, progress: Report) -> "Embeddings":
     from proxygml import ingredients, training
+    from proxygml.embeddings import joined
     from proxygml.runs import Run
 
     run = Run.open(folder)
     recipe = run.recipe.changed(changes)
-    images = ingredients.load_images(recipe)[test]
-    images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
-    _tell_skipped(broken, progress)
-    return training.embed_images(run, images, progress=progress)
+    found = []
+    for images in _halves(ingredients.load_images(recipe), split, recipe.dataset, changes):
+        images, broken = ingredients.usable(images, recipe, None, partial(progress, "checking images", note=""))
+        _tell_skipped(broken, progress)
+        found.append(training.embed_images(run, images, progress=progress))
+    return joined(found)
 
 
-def _embed_with_onnx(path: Path, changes: dict, test: bool, progress: Report) -> "Embeddings":
+def _embed_with_onnx(path: Path, changes: dict, split: Split | None, progress: Report) -> "Embeddings":
     """The same without torch."""
     from proxygml import datasets
     from proxygml.datasets.check import find_problems, without_problems
+    from proxygml.embeddings import joined
     from proxygml.exported import OnnxModel
     from proxygml.recipes import Recipe
 
     model = OnnxModel.load(path)
     recipe = Recipe().changed(model.description.recipe | changes)
-    images = datasets.load(
+    both = datasets.load(
         recipe.dataset, recipe.data, size=recipe.image_size, classes=recipe.classes, test_share=recipe.test_share
-    )[test]
-    problems = find_problems(images, decode=True, progress=partial(progress, "checking images", note=""))
-    images = without_problems(images, problems, skip=recipe.skip_broken)
-    _tell_skipped(len(problems), progress)
-    return model.embed(images, progress=partial(progress, "embedding", note=""))
+    )
+    found = []
+    for images in _halves(both, split, recipe.dataset, changes):
+        problems = find_problems(images, decode=True, progress=partial(progress, "checking images", note=""))
+        images = without_problems(images, problems, skip=recipe.skip_broken)
+        _tell_skipped(len(problems), progress)
+        found.append(model.embed(images, progress=partial(progress, "embedding", note="")))
+    return joined(found)
+
+
+def _halves(
+    both: "tuple[ImageList, ImageList]", split: Split | None, dataset: str, changes: dict
+) -> "tuple[ImageList, ...]":
+    """What is asked for: unless it is said, all images of one's own that were named now, otherwise the test half."""
+    named_now = changes.get("data") is not None and dataset in ("folder", "table", "tar")
+    train, test = both
+    return {"train": (train,), "test": (test,), "all": both}[split or ("all" if named_now else "test")]
 
 
 def _tell_skipped(broken: int, progress: Report) -> None:

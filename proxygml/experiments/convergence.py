@@ -55,11 +55,11 @@ def claims(found: Found, dataset: str) -> dict[str, str]:
         return statistics.mean(time_to_converge(run)["seconds"] for run in found.arms[name])
 
     ours = mean_seconds("proxygml")
+    others = [name for name in found.arms if name not in ("proxygml", "proxy-nca")]  # the supplement: it is faster
     return {
-        f"ProxyGML converges faster and higher than {name}": (
-            f"{name} takes {mean_seconds(name) / ours:.2f} times as long as ProxyGML; its Recall@1 is lower: "
-            f"{found.verdict('proxygml', name)}"
+        f"ProxyGML converges faster than {name}": (
+            ("holds" if mean_seconds(name) > ours else "**does not hold**")
+            + f" ({name} takes {mean_seconds(name) / ours:.2f} times as long)"
         )
-        for name in found.arms
-        if name not in ("proxygml", "proxy-nca")  # which the supplement calls the faster one
-    }
+        for name in others
+    } | {f"ProxyGML ends higher than {name}": found.verdict("proxygml", name) for name in others}

@@ -18,6 +18,10 @@ from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
 IN_THE_PAPER = "supplement, Table 1"
+REMARK = (
+    "All methods have batches of the same size and the machine for themselves. Times to converge are of these runs, "
+    "those under convergence of others."
+)
 EVERY_EPOCH = True  # is tested
 SECONDS = True  # are compared
 MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
@@ -77,9 +81,13 @@ def draw(found: Found, figure: Figure) -> None:
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:
+    def judged(here: float, theirs: float) -> str:
+        """Whether a method takes more than ProxyGML, or less, as it does in the paper."""
+        return ("holds in kind" if (here > 1) == (theirs > 1) else "**does not hold**") + f" (here {here:.2f} times)"
+
     return {
-        f"{what} of {name} is {theirs / ours:.2f} times that of ProxyGML": (
-            f"here {_ratio(found, name, key).mean:.2f} times, in batches of the same size"
+        f"{what} of {name} is {theirs / ours:.2f} times that of ProxyGML": judged(
+            _ratio(found, name, key).mean, theirs / ours
         )
         for name in PAPER
         if name != "proxygml" and name in found.arms

@@ -8,6 +8,7 @@ from proxygml.experiments.proxies import combinations, named
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
+REMARK = "Where r C N is below N, all links go to proxies of the own class whatever r is: such cells are alike."
 IN_THE_PAPER = "supplement, Figure 1"
 NUMBERS = (1, 4, 8, 12, 16)
 RATIOS = (0.01, 0.05, 0.1, 0.5, 1.0)

@@ -98,11 +98,12 @@ def draw(found: Found, figure: Figure) -> None:
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:
-    def means(own: bool) -> str:
-        before, after = (np.mean(_angles(found, when, own)) for when in ("before", "after"))
-        return f"mean angle {before:.0f} degrees before, {after:.0f} after"
+    def judged(own: bool) -> str:
+        before, after = (float(np.mean(_angles(found, when, own))) for when in ("before", "after"))
+        verdict = "holds" if (after < before) == own else "**does not hold**"
+        return f"{verdict} (mean angle {before:.0f} degrees before, {after:.0f} after)"
 
     return {
-        "training pulls the positive proxies to the sample": means(own=True),
-        "and pushes the negative ones away": f"{means(own=False)}, of those that are then linked",
+        "training pulls the positive proxies to the sample": judged(own=True),
+        "and pushes the negative ones away": f"{judged(own=False)}, of the nearest ones, which are those then linked",
     }

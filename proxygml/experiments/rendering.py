@@ -21,7 +21,8 @@ HEAD = """# Results
 Written by `proxygml paper --report` from `results/`; do not edit. Every score is a mean over seeds with its
 95 % interval (Student's t); differences are paired by seed, and "not told apart" where their interval holds 0. Unless a
 heading says "fair protocol", test classes choose the best epoch, as in the paper, and no method is tuned; the fair
-protocol is explained in [paper.md](paper.md).
+protocol is explained in [paper.md](paper.md). Where a network "as it comes" scores as high as one that was trained,
+training did not help in that setting. A commit that ends in -dirty had changes that were not committed yet.
 
 """
 
@@ -112,6 +113,8 @@ def report(results: Path, *, quick: bool = False) -> str:
     for experiment in EXPERIMENTS:
         module, sections = find(experiment), made(experiment, results)
         text += f"## {experiment}\n{str(module.__doc__).splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
+        if hasattr(module, "REMARK"):
+            text += f"{module.REMARK}\n\n"
         if not sections:
             text += f"Not run here so far: `{_command(experiment, 'glyphs', 'paper')}`.\n\n"
         for dataset, protocol in sections:

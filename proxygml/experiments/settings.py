@@ -40,8 +40,9 @@ SETTINGS = {
                 "epochs": 3,
             }
         ),
-        "CUB-200-2011 at 128 pixels: pretrained EfficientNet-Lite0, of which the last two stages are trained, without "
-        "random crops, 3 epochs (hdc, which taps earlier stages too, is left out)",
+        "CUB-200-2011 at 128 pixels, more quickly than the preset of that name: pretrained EfficientNet-Lite0, of "
+        "which the last two stages are trained, without random crops, 3 epochs (hdc, which taps earlier stages too, is "
+        "left out)",
         first_stage="7",
         untrained="cub-maps",
     ),
