@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Documents, and what they show or link to.
 TAKEN = (
     *("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "docs/pictures/*"),
-    *("examples/*", "proxygml/**/*.py", "results/**/*.png", "results/**/*.json"),
+    *("examples/*", "proxygml/**/*.py", "tests/**/*.py", "results/**/*.png", "results/**/*.json"),
 )
 
 log = logging.getLogger("mkdocs.hooks.site")  # a warning in it ends a strict build

@@ -17,7 +17,7 @@ embeddings back to features, from which the network's own head makes the embeddi
 Steps are numbered as in METHODS.md 5.5; what that reconstructs or leaves open is named in HDMLLoss.
 """
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +103,7 @@ class HDMLLoss(nn.Module):
             raise ValueError("expected a network whose embeddings keep their length: build it with normalise=False")
         if self._watched:
             raise ValueError("expected to watch one network, got a second: make a loss for each")
-        head, width = network.get_submodule("head"), cast(int, network.get_submodule("trunk").channels)
+        head, width = cast(nn.Module, network.head), cast(Any, network.trunk).channels
         if not hasattr(self, "classifier"):
             self._build(width)
         if width != self.classifier.in_features:
