@@ -198,16 +198,8 @@ class TestEmbedding:
     def test_skips_and_counts_broken_images_only_when_told(
         self, trained_run: Run, exported_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
-        data = [
-            "--dataset",
-            "folder",
-            "--data",
-            photos(tmp_path / "photos", broken=True),
-            "--split",
-            "test",
-            "--out",
-            tmp_path / "a.npz",
-        ]
+        broken = photos(tmp_path / "photos", broken=True)
+        data = ["--dataset", "folder", "--data", broken, "--split", "test", "--out", tmp_path / "a.npz"]
         for made_by in (["--model", exported_files / "model.onnx"], [trained_run.folder]):
             code, line = failure(capsys, "embed", *made_by, *data)
             assert code == 1
