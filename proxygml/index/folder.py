@@ -242,4 +242,6 @@ class Index:
 
     def _matrix(self, vectors: list[bytes]) -> np.ndarray:
         """Vectors of the database as an array (M, D)."""
+        if any(not isinstance(vector, bytes) or len(vector) != 4 * self.width for vector in vectors):
+            raise ValueError(f"{self.place} is damaged (vectors of other lengths): build the index again")
         return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.width).astype(np.float32, copy=False)
