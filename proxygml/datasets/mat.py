@@ -72,9 +72,9 @@ def _array(contents: bytes, order: str, depth: int) -> tuple[str, Value]:
         return "", []
     if depth > DEEPEST:
         raise ValueError(f"arrays lie more than {DEEPEST} deep in each other")
-    (_, flags), (_, shape), (_, name), *parts = _elements(contents, order)
-    shape = np.frombuffer(shape, f"{order}i4").tolist()
-    kind, name = struct.unpack(f"{order}I", flags[:4])[0] & 0xFF, name.decode("latin-1")
+    (_, flags), (_, dimensions), (_, letters), *parts = _elements(contents, order)
+    shape: list[int] = np.frombuffer(dimensions, f"{order}i4").tolist()
+    kind, name = struct.unpack(f"{order}I", flags[:4])[0] & 0xFF, letters.decode("latin-1")
     if kind in NUMERIC and parts:
         return name, _numbers(*parts[0], order)
     if kind == CHAR and parts:
@@ -83,9 +83,9 @@ def _array(contents: bytes, order: str, depth: int) -> tuple[str, Value]:
         return name, [_array(part, order, depth + 1)[1] for _, part in _as_many(parts, math.prod(shape))]
     if kind == STRUCT:
         (_, longest), (_, names), *parts = parts
-        (longest,) = struct.unpack(f"{order}I", longest)
-        fields = [names[place : place + longest] for place in range(0, len(names), max(1, longest))]
-        fields = [field.partition(b"\0")[0].decode("latin-1") for field in fields]
+        (width,) = struct.unpack(f"{order}I", longest)
+        padded = [names[place : place + width] for place in range(0, len(names), max(1, width))]
+        fields = [each.partition(b"\0")[0].decode("latin-1") for each in padded]
         values = [_array(part, order, depth + 1)[1] for _, part in _as_many(parts, math.prod(shape) * len(fields))]
         return name, {field: values[place :: len(fields)] for place, field in enumerate(fields)}
     return name, []
