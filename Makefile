@@ -5,6 +5,7 @@
 # make audit  bandit over the code, pip-audit over what constraints.txt pins: docs/security.md
 # make docs   the documentation as a site, in site/
 # make dist   sdist and wheel, in dist/; make smoke tries the wheel in an empty environment
+# make fuzz   damaged files for every reader, two minutes each: results/fuzz.json
 
 PYTHON ?= python3.11
 # Another Python has an environment of its own, and 3.10 pins of its own: make test PYTHON=python3.12
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
 
-.PHONY: run test lint format bench audit docs dist smoke setup clean
+.PHONY: run test lint format bench audit fuzz docs dist smoke setup clean
 
 run: setup
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
@@ -59,6 +60,9 @@ dist: setup
 # The wheel in an empty environment: takes minutes and a network, or a folder of wheels that pip knows.
 smoke: dist
 	$(BIN)/python -m tests.smoke dist
+
+fuzz: setup
+	$(BIN)/python -m fuzz --seconds 120
 
 setup: $(VENV)/installed
 

@@ -1,6 +1,5 @@
 """Vectors with labels and paths, in one .npz: whoever brings features of their own enters here."""
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxygml.files import written_whole
+from proxygml.files import check_texts, one_line, refuse_swelling, written_whole
 from proxygml.images import Crops, Mirrored
 from proxygml.loading import loaded
 
@@ -29,8 +28,9 @@ class Embeddings:
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not np.issubdtype(self.vectors.dtype, np.floating):
             raise ValueError(f"expected vectors as floats (M, D), got {self.vectors.dtype} {self.vectors.shape}")
-        if self.labels.ndim != 1 or not np.issubdtype(self.labels.dtype, np.integer):
-            raise ValueError(f"expected integer labels (M,), got {self.labels.dtype} {self.labels.shape}")
+        if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu":
+            came = f"{self.labels.dtype} {self.labels.shape}"
+            raise ValueError(f"expected integer labels (M,), got {came}: number the classes")
         if not len(self.vectors) == len(self.labels) == len(self.paths):
             raise ValueError(
                 f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
@@ -55,29 +55,39 @@ class Embeddings:
 
         Images without paths are called by their number.
         """
-        try:
-            with Path(path).open("rb") as file:
-                arrays = np.load(file, allow_pickle=False)
-                if isinstance(arrays, np.ndarray):
-                    raise ValueError("one array, where vectors and labels are needed")
-                for entry in arrays.zip.infolist():  # an altered directory would leave an array out without a word
-                    arrays.zip.open(entry).close()  # compares its name with that at its place in the file
-                    if entry.comment:
-                        raise ValueError(f"{entry.filename} has swallowed what follows it")
-                missing = {"vectors", "labels"} - set(arrays)
-                if missing:
-                    raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
-                labels = arrays["labels"]
-                paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
-                more = {"class_names": arrays["class_names"]} if "class_names" in arrays else {}
-                if labels.ndim == 1 and labels.dtype.kind == "U":
-                    more["class_names"], labels = np.unique(labels, return_inverse=True)
-                model = str(arrays["model"]) if "model" in arrays else ""
-                return cls(arrays["vectors"], labels, paths, model=model, **more)
-        except Exception as error:  # zipfile and numpy raise what they stumble over, EINVAL where they seek to nowhere
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-                raise
-            raise ValueError(f"{path} does not hold embeddings: {error}") from error
+        with Path(path).open("rb") as file:  # what the system says of the file is said as it is
+            try:
+                refuse_swelling(file)
+                return cls._of(np.load(file, allow_pickle=False))
+            except Exception as error:  # on damaged bytes numpy and zipfile raise whatever they stumble over
+                raise ValueError(f"{path} does not hold embeddings: {one_line(error)}") from error
+
+    @classmethod
+    def _of(cls, arrays: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
+        if isinstance(arrays, np.ndarray):
+            raise ValueError("one array, where vectors and labels are needed")
+        for entry in arrays.zip.infolist():  # an altered directory would leave an array out without a word
+            arrays.zip.open(entry).close()  # compares its name with that at its place in the file
+            if entry.comment:
+                raise ValueError(f"{entry.filename} has swallowed what follows it")
+        missing = {"vectors", "labels"} - set(arrays)
+        if missing:
+            raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
+        known = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in arrays]
+        arrays = {name: np.asarray(arrays[name]) for name in known}  # what is no array comes as bytes
+        vectors, labels = arrays["vectors"], arrays["labels"]
+        for name, array in arrays.items():
+            if array.ndim and len(array) and not array.nbytes:  # however many rows it claims
+                raise ValueError(f"{name} of shape {array.shape} has no bytes")
+        paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
+        names = arrays["class_names"] if "class_names" in arrays else np.empty(0, "U1")
+        if labels.ndim == 1 and labels.dtype.kind == "U":
+            names, labels = np.unique(labels, return_inverse=True)
+        paths, names = (texts.astype(str) if texts.dtype.kind in "iu" else texts for texts in (paths, names))
+        check_texts("paths", paths)
+        check_texts("class_names", names)
+        model = str(arrays["model"]) if "model" in arrays and arrays["model"].size == 1 else ""
+        return cls(vectors, labels, paths, names, model)
 
 
 def joined(parts: Sequence[Embeddings]) -> Embeddings:

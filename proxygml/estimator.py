@@ -118,8 +118,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         first = not hasattr(self, "_stream")
         features, y = self._checked(X, y, first=first)
         known = np.array([], y.dtype) if first else self.classes_
-        if (known.dtype.kind in "OU") != (y.dtype.kind in "OU"):
-            raise ValueError(f"expected labels like those before, {known.dtype}, got {y.dtype}")
+        if y.dtype.kind != known.dtype.kind:  # numpy would make floats or texts of both, and merge what is different
+            raise ValueError(f"expected labels as in the parts before, {known.dtype}, got {y.dtype}: convert them")
         self.classes_ = np.concatenate([known, np.setdiff1d(y, known)])  # in the order in which they came
         order = np.argsort(self.classes_, kind="stable")
         labels = order[np.searchsorted(self.classes_, y, sorter=order)]  # (M,)
@@ -157,6 +157,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """Features (M, D) raised to the power, and labels (M,) as they came, once both and all settings can be used."""
         X, y = validate_data(self, X, y, reset=first, dtype=FLOATS, ensure_min_samples=1 + first)  # noqa: N806
         check_classification_targets(y)
+        if y.dtype.kind == "u" and y.max() < 2**63:
+            y = y.astype(np.int64)
         width = X.shape[1] if self.n_components is None else self.n_components
         require_whole(
             proxies_per_class=self.proxies_per_class, n_components=width, epochs=self.epochs, batch_size=self.batch_size

@@ -13,6 +13,7 @@ import numpy as np
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings
 from proxygml.extras import library
+from proxygml.files import one_line, parse_json
 from proxygml.images import Crops
 from proxygml.recipes import Recipe
 from proxygml.version import __version__
@@ -66,7 +67,7 @@ class Description:
     @classmethod
     def from_json(cls, text: str) -> "Description":
         """The description that `to_json` wrote; a ValueError says what is wrong with another text."""
-        values = json.loads(text)
+        values = parse_json(text)
         if not isinstance(values, dict):
             raise ValueError(f"expected a JSON object, got {type(values).__name__}")
         if isinstance(values.get("version"), int) and values["version"] > VERSION:
@@ -90,7 +91,10 @@ class Description:
             Recipe().changed(values["recipe"])
         except ValueError as error:
             raise ValueError(f"{error} (written by proxygml {values['proxygml']}, this is {__version__})") from error
-        return cls(**{name: kind(values[name]) for name, kind in kinds.items()})
+        try:
+            return cls(**{name: kind(values[name]) for name, kind in kinds.items()})
+        except OverflowError as error:
+            raise ValueError(f"one of its numbers is too large: {error}") from error
 
 
 def description_path(path: Path) -> Path:
@@ -108,7 +112,7 @@ def read_description(path: Path, expected_format: str) -> Description:
     try:
         description = Description.from_json(beside.read_text(encoding="utf-8"))
     except ValueError as error:  # text that is no JSON too
-        raise ValueError(f"{beside} does not describe an exported network: {error}") from error
+        raise ValueError(f"{beside} does not describe an exported network: {one_line(error)}") from error
     if description.format != expected_format:
         raise ValueError(f"expected a network exported as {expected_format}, got {path}, which is {description.format}")
     if file_hash(path) != description.sha256:
@@ -131,8 +135,7 @@ def open_session(path: Path) -> "onnxruntime.InferenceSession":
     try:
         return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors share no class of their own
-        said = " ".join(str(error).split())
-        raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot open {path}: {said}") from error
+        raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot open {path}: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
-"""Files that are written whole or not at all, checksums by which changes are noticed, the folder of the cache."""
+"""Files that are written whole or not at all, their checksums, what is said of those that cannot be read; the cache."""
 
 import glob
 import json
 import os
+import sys
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 import platformdirs
 
+MOST_UNPACKED, MOST_SWELLING = 2**30, 100  # bytes that any archive may unpack to, and how many times its own size
 CHECKSUM = "checksum"  # the entry of a JSON object that is of all others
 
 
@@ -83,6 +88,45 @@ def unsealed(values: dict) -> dict:
 
 def _checksum(values: dict) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
+
+
+def parse_json(text: str | bytes) -> object:
+    """What a JSON text says; a ValueError where it is none, however deep it goes."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def refuse_swelling(file: BinaryIO) -> None:
+    """An error where a zip archive says that it unpacks to so much more than it holds as only a trap does.
+
+    No reader gives out more of a member than the archive says. What is no archive is left to who reads it.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+            size = file.seek(0, os.SEEK_END)
+            if unpacked > max(MOST_UNPACKED, MOST_SWELLING * size):
+                raise ValueError(f"it has {size:,} bytes and says that it unpacks to {unpacked:,}: it is not opened")
+            for name in archive.namelist():  # torch lets a pickle ask for as many bytes as it likes
+                if name.endswith(".pkl") and b"bytearray" in archive.read(name):
+                    raise ValueError("it asks for memory of its own, as weights never do: it is not opened")
+    file.seek(0)
+
+
+def check_texts(name: str, texts: np.ndarray) -> None:
+    """An error where an array that was read is no row of texts (M,): numpy takes any numbers for characters."""
+    if texts.ndim != 1 or texts.dtype.kind != "U":
+        raise ValueError(f"expected {name} as a row of texts, got {texts.dtype} {texts.shape}")
+    if texts.nbytes and np.ascontiguousarray(texts, texts.dtype.newbyteorder("=")).view("u4").max() > sys.maxunicode:
+        raise ValueError(f"expected {name} as texts, got numbers that are no characters")
+
+
+def one_line(said: object, most: int = 300) -> str:
+    """What an error says, or another text of unknown length, in one line that a person can read."""
+    text = " ".join(str(said)[: 4 * most].split()) or type(said).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _umask() -> int:

@@ -167,7 +167,8 @@ class Head:
 
         Of a first class alone there is nothing to learn but proxies.
         """
-        samples = F.normalize(torch.from_numpy((features - self.mean) @ self.space).float(), dim=1)  # (M, D)
+        white = torch.from_numpy((features - self.mean) @ self.space)  # (M, D), float64, of any length
+        samples = F.normalize(white, dim=1, eps=1e-300).float()  # (M, D)
         classes = torch.from_numpy(labels)
         order = torch.randperm(len(samples), generator=self.random)
         self._welcome(samples, classes, order)

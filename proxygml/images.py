@@ -8,9 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
+from PIL.Image import Transpose
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
+TURNS = {  # what makes an image upright, by how the camera was held
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) ->
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Width and height once the image is turned as its camera says."""
+    if image.format == "TIFF":
+        image.load()  # which turns it, and forgets that it did
     return image.size[::-1] if _turned(image) >= 5 else image.size
 
 
@@ -107,8 +119,9 @@ def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
     if image.format == "JPEG":
         share = max(size[0] / max(1.0, box[2] - box[0]), size[1] / max(1.0, box[3] - box[1]))
         image.draft("RGB", (math.ceil(image.width * share), math.ceil(image.height * share)))
-    if _turned(image) > 1:
-        image = ImageOps.exif_transpose(image)
+    held = _turned(image)
+    if held > 1:
+        image = image.transpose(TURNS[held])
     left, upper, right, lower = (edge * image.width / full_width for edge in box)
     box = (left, upper, min(right, image.width), min(lower, image.height))
     return np.asarray(as_rgb(image).resize(size, Image.Resampling.BILINEAR, box=box))
@@ -116,7 +129,13 @@ def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
 
 def _turned(image: Image.Image) -> int:
     """How the camera was held: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
-    return image.getexif().get(0x0112, 1) if image.format in ("JPEG", "TIFF", "WEBP", "PNG", "MPO") else 1
+    if image.format not in ("JPEG", "TIFF", "WEBP", "PNG", "MPO"):
+        return 1
+    try:
+        held = image.getexif().get(0x0112, 1)
+    except Exception:  # remarks on an image that are damaged say nothing of its pixels
+        return 1
+    return held if isinstance(held, int) and held in TURNS else 1
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

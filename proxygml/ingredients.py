@@ -57,7 +57,7 @@ def start_fabric(recipe: Recipe) -> Fabric:
         strategy = DDPStrategy(
             find_unused_parameters=bool(recipe.warmup),
             broadcast_buffers=False,
-            timeout=timedelta(seconds=recipe.timeout),
+            timeout=timedelta(seconds=min(recipe.timeout, 1e9)),  # years: timedelta has an end
         )
     try:
         fabric = Fabric(

@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader, default_collate
 from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.datasets import ImageList
-from proxygml.gathering import gather_rows
+from proxygml.gathering import gather_rows, sum_over_processes
 from proxygml.images import Crops, Mirrored
 from proxygml.loading import loaded
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
+
+MOST_SKIPPED = 20  # steps in a row whose gradient is not finite: there is no way on
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
@@ -38,6 +40,7 @@ class Learner:
     def __init__(self, recipe: Recipe, fabric: Fabric, model: nn.Module, images: ImageList) -> None:
         self.recipe, self.fabric, self.images = recipe, fabric, images
         self.place = "the beginning"
+        self.skipped = 0  # steps in a row
         loss = ingredients.build_loss(recipe, len(images.class_names))
         # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
         ingredients.draw_batches(recipe, images.labels, loss, epoch=0)
@@ -65,7 +68,8 @@ class Learner:
         """Every training image once; mean losses and the learning rates at the end.
 
         `embed` gives embeddings (M, D) and labels (M,) of all training images to a loss that asks for them; `progress`
-        is told (step, of how many in all epochs, loss).
+        is told (step, of how many in all epochs, loss). A step whose gradient has NaN or infinity in it is skipped and
+        counted in `skipped_steps`; too many in a row are an error.
         """
         recipe, optimizer = self.recipe, self.optimizer
         begin_epoch = getattr(self.loss, "begin_epoch", None)
@@ -82,6 +86,7 @@ class Learner:
 
         batches = ingredients.draw_batches(recipe, self.images.labels, self.loss, epoch)
         sums: dict[str, float] = {}
+        skipped = 0
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
             self.place = f"epoch {epoch + 1}, step {step + 1}"
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
@@ -92,13 +97,33 @@ class Learner:
                 raise ValueError(f"the loss became {value.item()} in epoch {epoch + 1}: lower learning_rate")
             optimizer.zero_grad()
             self.fabric.backward(value)
-            optimizer.step()
+            finite = self._gradient_is_finite()
+            skipped += not finite
+            self.skipped = 0 if finite else self.skipped + 1
+            if self.skipped == MOST_SKIPPED:
+                raise ValueError(
+                    f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to step {step + 1} of epoch "
+                    f"{epoch + 1}: lower learning_rate"
+                )
+            if finite or recipe.precision == "16-mixed":  # where torch skips it by itself, and lowers its scale
+                optimizer.step()
             for name, term in _terms(self.loss, value):
                 sums[name] = sums.get(name, 0.0) + term * len(batches[step])
             progress(epoch * len(batches) + step + 1, recipe.epochs * len(batches), value.item())
         seen = sum(map(len, batches))
         means = {name: total / seen for name, total in sums.items()}
-        return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
+        rates = {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
+        return means | rates | ({"skipped_steps": skipped} if skipped else {})
+
+    def _gradient_is_finite(self) -> bool:
+        """Whether no gradient of any process has NaN or infinity in it."""
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        values = [each._values() if each.is_sparse else each for each in gradients]
+        largest = [torch.linalg.vector_norm(each, math.inf) for each in values if each.numel()]  # NaN, if any is
+        finite = torch.stack([each.isfinite() for each in largest]).all()
+        if self.fabric.world_size > 1:  # of proxies that are spread each process knows its own alone
+            finite = sum_over_processes((~finite).float()) == 0
+        return bool(finite)
 
     def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
@@ -150,16 +175,17 @@ class Learner:
             self.optimizer.load_state_dict(state["optimizer"])
             if not self.recipe.shard:
                 self.loss.load_state_dict(state["loss"])
-        except (RuntimeError, ValueError) as error:
+            torch.set_rng_state(state["random_state"])
+        except Exception as error:  # of what does not fit, torch raises whatever it stumbles over
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         if self.recipe.shard:
             load_shards(state["shards"], self._shards(), len(self.images.class_names), state["shard_checksums"])
-        torch.set_rng_state(state["random_state"])
 
     def _shards(self) -> dict[str, Tensor]:
         """The proxies here and Adam's moments of them: (classes here, N, D) each."""
         proxies = cast(nn.Parameter, self.loss.proxies)
         state = self.optimizer.state[proxies]
+        state.setdefault("step", torch.zeros((), device=proxies.device))  # where every step so far was skipped
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
                 state[name] = torch.zeros_like(proxies)

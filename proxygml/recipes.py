@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
+from proxygml.files import parse_json
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -156,6 +158,11 @@ class Recipe:
         for name in (*rates, "ratio", "scale", "cache_gigabytes", "timeout"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
+        for name in ("weight_decay", "proxy_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
         for name in ("test_crop", "test_share"):
@@ -189,7 +196,7 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
         """The recipe that `to_json` wrote; settings it does not name have their defaults."""
-        settings = json.loads(text)
+        settings = parse_json(text)
         if not isinstance(settings, dict):
             raise ValueError(f"expected a recipe as a JSON object, got {type(settings).__name__}")
         return cls().changed(settings)
@@ -231,7 +238,9 @@ def _fits(value: object, kind: Any) -> bool:
         return any(_fits(value, one) for one in inner)
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    if kind is float:
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1000)  # larger ones are no float
+    return isinstance(value, kind)
 
 
 GLYPHS = Recipe(

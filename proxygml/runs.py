@@ -19,7 +19,16 @@ from pathlib import Path
 
 import torch
 
-from proxygml.files import UnwritableError, sealed, sweep, unsealed, written_whole
+from proxygml.files import (
+    UnwritableError,
+    one_line,
+    parse_json,
+    refuse_swelling,
+    sealed,
+    sweep,
+    unsealed,
+    written_whole,
+)
 from proxygml.locks import refuse_locked
 from proxygml.recipes import Recipe
 from proxygml.version import __version__
@@ -54,18 +63,21 @@ class Run:
         try:
             return Recipe.from_json(path.read_text())
         except ValueError as error:
-            raise ValueError(f"{path} is not a recipe: {error}") from error
+            raise ValueError(f"{path} is not a recipe: {one_line(error)}") from error
 
     @property
     def log(self) -> list[dict]:
-        """One entry per finished epoch; a half-written last line is left out."""
+        """One entry per finished epoch; a half-written last line is left out, and what comes after a damaged one."""
         path = self.folder / "log.jsonl"
         entries = []
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in path.read_bytes().split(b"\n") if path.exists() else []:
             try:
-                entries.append(json.loads(line))
+                entry = parse_json(line)
             except ValueError:
                 break
+            if not isinstance(entry, dict):
+                break
+            entries.append(entry)
         return entries
 
     def write_log(self, entries: list[dict]) -> None:
@@ -80,10 +92,13 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(f"no scores.json in {self.folder}: finish it with proxygml train --resume")
         try:
-            return unsealed(json.loads(path.read_text()))
+            scores = parse_json(path.read_bytes())
+            if not isinstance(scores, dict):
+                raise ValueError("no JSON object")
+            return unsealed(scores)
         except ValueError as error:
             remedy = f"write it again with proxygml train --resume {self.folder}"
-            raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
+            raise ValueError(f"{path} is damaged ({one_line(error)}): {remedy}") from error
 
     def write_scores(self, scores: dict) -> None:
         """Write scores.json, with what made them beside them."""
@@ -145,7 +160,11 @@ class Run:
     def load_best(self) -> dict:
         """The weights to use."""
         with self._best() as path:
-            return load_checkpoint(path)
+            state = load_checkpoint(path)
+            if not isinstance(state.get("model"), dict) or not isinstance(state.get("loss", {}), dict):
+                names = one_line(", ".join(map(str, state)) or "nothing", most=100)
+                raise ValueError(f"{path} does not hold the network of a run: expected a model, got {names}")
+            return state
 
     @contextmanager
     def _best(self) -> Iterator[Path]:
@@ -212,12 +231,16 @@ def save_checkpoint(state: dict, path: Path) -> None:
 
 def load_checkpoint(path: Path) -> dict:
     """What `save_checkpoint` wrote; a truncated or altered file is a ValueError."""
-    with _explained(path):
-        with zipfile.ZipFile(path) as archive:
+    with _explained(path), path.open("rb") as file:
+        refuse_swelling(file)
+        with zipfile.ZipFile(file) as archive:
             altered = archive.testzip()  # compares the checksum of every record
         if altered is not None:
             raise ValueError(f"{altered} is altered")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} is no checkpoint: expected values by name, got {type(state).__name__}")
+    return state
 
 
 @contextmanager
@@ -228,7 +251,6 @@ def _explained(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} holds more than weights and plain values: it is not opened") from error
     except Exception as error:  # zipfile and torch raise whatever they stumble over, EINVAL where they seek to nowhere
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} is damaged: {said}") from error
+        raise ValueError(f"{path} is damaged: {one_line(error, most=120)}") from error

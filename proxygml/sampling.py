@@ -66,6 +66,10 @@ def neighbouring(
     """
     random = np.random.default_rng((seed, epoch))
     members = _images_by_class(labels)
+    if class_distances.shape != (len(members), len(members)):
+        raise ValueError(
+            f"expected distances between the {len(members)} classes that have images, got {class_distances.shape}"
+        )
     classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
     batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
     group = min(group, classes_per_batch)
@@ -89,7 +93,7 @@ def two_streams(
     have no common divisor, so that an image of one meets ever other images of the other. Where too few classes
     fill the first share, batches are smaller, so that it remains that share.
     """
-    room = images_per_class * (int(labels.max()) + 1)
+    room = images_per_class * len(np.unique(labels))
     batch_size = min(batch_size, round(room / share))
     first_size = round(share * batch_size)
     second_size = batch_size - first_size
@@ -115,8 +119,10 @@ def two_streams(
 
 
 def _images_by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """Image numbers class by class, in the order of their labels, of which there may be gaps between."""
     order = np.argsort(labels, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(labels))[:-1])
+    ordered = labels[order]
+    return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
 
 
 def _classes_per_batch(classes: int, batch_size: int, images_per_class: int) -> int:

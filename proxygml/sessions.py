@@ -95,6 +95,10 @@ class Session:
             return run
         trained |= ingredients.remarks(self.recipe)
         seconds = sum(entry["seconds"] for entry in self.log)
+        skipped = sum(entry.get("skipped_steps", 0) for entry in self.log)
+        if skipped:
+            trained["skipped_steps"] = skipped
+            self.progress("skipped", 0, 0, f"{skipped} steps whose gradient was not finite")
         run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
         self.progress("drawing pictures", 0, 1, "")
         pictures.draw_curves(self.log, run.folder / "curves.png")

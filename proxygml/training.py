@@ -43,6 +43,11 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
         if fabric.is_global_zero:
             run.clear()
         checkpoint = run.load_last()
+        expected = {"log": list, "scores": dict, "best": dict}
+        if checkpoint is not None and not all(
+            isinstance(checkpoint.get(name), kind) for name, kind in expected.items()
+        ):
+            raise ValueError(f"last.pt in {folder} is not the state of a run: remove it, and the run begins again")
         if run.recipe.shard and checkpoint is not None:
             checkpoint["shards"] = run.shards(len(checkpoint["log"]))
         return Session(run.recipe, fabric, progress or nobody_watches, checkpoint).finish_together(run)
@@ -51,7 +56,10 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
 def load_model(run: Run) -> ingredients.Network:
     """The trained network of a run, in evaluation mode."""
     model = ingredients.build_model(run.recipe)
-    model.load_state_dict(run.load_best()["model"])
+    try:
+        model.load_state_dict(run.load_best()["model"])
+    except RuntimeError as error:
+        raise ValueError(f"best.pt in {run.folder} does not fit its recipe.json: was one of them changed?") from error
     return model.eval()
 
 

@@ -143,13 +143,6 @@ def test_a_stream_may_bring_one_class_after_another() -> None:
     assert recall(model.transform(unseen), expected) > recall(unseen, expected) + 5
 
 
-def test_a_stream_of_names_takes_no_numbers() -> None:
-    features, labels = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 4
-    stream = ProxyGMLEmbedding(random_state=0).partial_fit(features, labels.astype(str))
-    with pytest.raises(ValueError, match="expected labels like those before, <U21, got int64"):
-        stream.partial_fit(features, labels)
-
-
 def test_fit_ends_a_stream() -> None:
     features, labels = birds(4)
     model = ProxyGMLEmbedding(random_state=0, epochs=2).partial_fit(features, labels).fit(features[:, :10], labels)

@@ -175,3 +175,34 @@ def test_several_nodes_are_told_what_they_need(tiny: Recipe, tmp_path: Path) -> 
     assert (
         done.stderr == "error: several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md\n"
     )
+
+
+def test_processes_skip_a_step_together_where_one_has_nan_in_its_gradient(tmp_path: Path, tiny: Recipe) -> None:
+    recipe = tiny.changed({"shard": True, "epochs": 1, "devices": 2})
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from pathlib import Path\n"
+        "from proxygml import ingredients\n"
+        "from proxygml.recipes import Recipe\n"
+        "from proxygml.training import train\n"
+        "build = ingredients.build_loss\n"
+        "def poisoned(recipe, num_classes):\n"
+        "    loss, steps = build(recipe, num_classes), iter(range(1, 100))\n"
+        "    bad = 2 if os.environ['RANK'] == '1' else 0\n"
+        "    loss.proxies.register_hook(lambda gradient: gradient * (torch.nan if next(steps) == bad else 1))\n"
+        "    return loss\n"
+        "ingredients.build_loss = poisoned\n"
+        "train(Recipe.from_json(Path('recipe.json').read_text()), Path('run'))\n"
+    )
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
+    where = {"cwd": tmp_path, "env": ONE_THREAD | {"PYTHONPATH": str(Path(__file__).parents[1])}}
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, **where)
+    assert done.returncode == 0, done.stderr
+    run = Run.open(tmp_path / "run")
+    assert run.scores["skipped_steps"] == 1
+    state = run.load_last()
+    assert all(value.isfinite().all() for value in state["model"].values())
+    taken = {float(one["step"]) for one in state["optimizer"]["state"].values()}
+    assert len(taken) == 1  # of the network and of the proxies alike

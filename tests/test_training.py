@@ -1,5 +1,6 @@
 """Training: what is trained, what is chosen, and that a stopped run goes on as if it had not been."""
 
+import itertools
 import re
 import resource
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from lightning_fabric import seed_everything
 from PIL import Image
 
-from proxygml import ingredients, judging, training
+from proxygml import ingredients, judging, learning, training
 from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
@@ -452,3 +454,40 @@ def test_a_cache_is_filled_before_the_first_step_and_serves_training_only(
     tried_on_the_network, *wanted = wanted
     assert sorted(wanted) == sorted(2 * [train_images.file(index) for index in range(len(train_images))])
     assert tried_on_the_network in wanted
+
+
+def poisoned_loss(monkeypatch: pytest.MonkeyPatch, poisoned: Callable[[int], bool]) -> None:
+    """From now on the proxies of a loss get NaN as their gradient in some steps, counted from 1."""
+    build, steps = ingredients.build_loss, itertools.count(1)
+
+    def build_poisoned(recipe: Recipe, num_classes: int) -> torch.nn.Module:
+        loss = build(recipe, num_classes)
+        loss.proxies.register_hook(lambda gradient: gradient * (torch.nan if poisoned(next(steps)) else 1))
+        return loss
+
+    monkeypatch.setattr(ingredients, "build_loss", build_poisoned)
+
+
+def test_a_step_with_nan_in_its_gradient_is_skipped_and_counted(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned_loss(monkeypatch, lambda step: step in (2, 3))
+    told = []
+    run = train(tiny, tmp_path / "run", progress=lambda *what: told.append(what))
+    assert [entry.get("skipped_steps", 0) for entry in run.log] == [2, 0, 0]
+    assert run.scores["skipped_steps"] == 2
+    assert ("skipped", 0, 0, "2 steps whose gradient was not finite") in told
+    state = run.load_last()
+    tensors = [*state["model"].values(), *state["loss"].values()]
+    assert all(tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point())
+    (steps,) = {float(one["step"]) for one in state["optimizer"]["state"].values()}
+    assert steps == sum(1 for what, *_ in told if what == "training") - 2
+
+
+def test_a_run_of_nothing_but_nan_ends_with_a_clear_line(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned_loss(monkeypatch, lambda step: step > 1)
+    monkeypatch.setattr(learning, "MOST_SKIPPED", 3)
+    with pytest.raises(ValueError, match="not finite in 3 steps in a row, up to step 4 of epoch 1: lower"):
+        train(tiny, tmp_path / "run")

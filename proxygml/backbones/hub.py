@@ -1,7 +1,6 @@
 """Trunks from the Hugging Face hub or a folder (`hf:NAME_OR_FOLDER`): ViT, DINOv2, CLIP's image side, ConvNeXt."""
 
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
 from proxygml.extras import library
+from proxygml.files import one_line, parse_json
 
 
 class Architecture(NamedTuple):
@@ -116,9 +116,12 @@ def _transformers() -> ModuleType:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        settings = parse_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): fetch it again") from None
+        raise ValueError(f"{path} is not JSON ({one_line(error)}): fetch it again") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} holds no settings by name: fetch it again")
+    return settings
 
 
 def _load(network_class: type[Any], config: object, folder: Path, name: str) -> nn.Module:

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from proxygml.files import one_line, refuse_swelling
+
 WRAPPERS = ("state_dict", "model")  # keys under which training scripts put the tensors
 
 
@@ -63,12 +65,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if suffix not in (".pth", ".pt", ".safetensors"):
         raise ValueError(f"{path} is no weight file: expected .pth, .pt or .safetensors, the name ends in {suffix!r}")
     remedy = "fetch it again, or save a state dict (tensors by name) with torch.save or safetensors"
-    try:
-        content = load_file(path) if suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # files cut short, damaged or of another kind raise a dozen different errors
-        raise ValueError(f"{path} cannot be read as weights ({reason(error)}): {remedy}") from None
+    with path.open("rb") as file:  # what the system says of the file is said as it is
+        try:
+            refuse_swelling(file)
+            content = load_file(path) if suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        except Exception as error:  # files cut short, damaged or of another kind raise a dozen different errors
+            raise ValueError(f"{path} cannot be read as weights ({reason(error)}): {remedy}") from None
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
@@ -102,6 +104,6 @@ def reason(error: Exception) -> str:
 
 def some(names: Iterable[str]) -> str:
     """The first three names and how many more there are."""
-    listed = [str(name) for name in names]
+    listed = [one_line(name, most=100) for name in names]
     rest = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
     return ", ".join(listed[:3]) + rest

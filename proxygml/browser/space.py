@@ -3,6 +3,7 @@
 Axes: M images, D embedding, C classes, N proxies per class, K neighbours, Q queries.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -146,4 +147,4 @@ class Space:
 
 def shown(text: str) -> str:
     """A text that can be sent: names of files may hold bytes that are no text."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)

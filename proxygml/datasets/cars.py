@@ -1,13 +1,11 @@
 """Cars196: photos of 196 models of cars; the first 98 to train on, the last 98 to test on."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from proxygml.datasets import ImageList
+from proxygml.datasets import ImageList, mat
 from proxygml.datasets.check import Counts
 from proxygml.datasets.table import divide, path_below
+from proxygml.files import one_line
 
 WHERE = "Stanford Cars, also Cars196 (Krause et al., 2013), page of the Stanford AI Lab"
 LICENCE = "we found none stated: treat it as for non-commercial research"
@@ -56,38 +54,37 @@ def _annotation_file(root: Path, name: str) -> Path | None:
     return next((file for file in (root / name, root / "devkit" / name) if file.is_file()), None)
 
 
-def _read_mat(file: Path) -> dict[str, np.ndarray]:
-    from scipy.io import loadmat  # takes a while to import, and only this data set needs it
-
+def _read_mat(file: Path) -> dict[str, mat.Value]:
     try:
-        return loadmat(file)
-    except Exception as error:  # which one a damaged file raises is nowhere promised
-        raise ValueError(f"cannot read {file} as a MATLAB file, unpack it again: {error}") from error
+        return mat.read(file)
+    except Exception as error:  # bytes that are damaged may be anything
+        raise ValueError(f"cannot read {file} as a MATLAB file, unpack it again: {one_line(error)}") from error
 
 
-def _class_names(file: Path, contents: dict[str, np.ndarray]) -> dict[int, str]:
+def _class_names(file: Path, contents: dict[str, mat.Value]) -> dict[int, str]:
     """Name of every class id; the ids count from 1."""
-    names = contents.get("class_names", np.empty(0)).ravel()  # (196,) objects of shape (1,)
-    if len(names) != LAST_CLASS:
+    names = contents.get("class_names", [])  # 196 cells
+    if len(names) != LAST_CLASS or isinstance(names, dict):
         raise ValueError(f"{file}: expected class_names of {LAST_CLASS} classes, got {len(names)}")
     return {number: str(_only(name, f"{file}, class {number}")) for number, name in enumerate(names, start=1)}
 
 
 def _read_annotations(
-    root: Path, file: Path, contents: dict[str, np.ndarray], path_field: str, folder: str
+    root: Path, file: Path, contents: dict[str, mat.Value], path_field: str, folder: str
 ) -> tuple[list[str], list[int]]:
     """Path below `root` and class id of every row of the struct array `annotations`."""
-    annotations = contents.get("annotations", np.empty(0)).ravel()  # (M,) structs
-    fields: Sequence[str] = annotations.dtype.names or ()
+    annotations = contents.get("annotations")  # M values of each field
+    fields = list(annotations) if isinstance(annotations, dict) else []
     if path_field not in fields or "class" not in fields:
-        raise ValueError(f"{file}: expected annotations with the fields {path_field} and class, got {list(fields)}")
+        came = one_line(fields, most=100)
+        raise ValueError(f"{file}: expected annotations with the fields {path_field} and class, got {came}")
     paths: list[str] = []
     classes: list[int] = []
     for row, (path, number) in enumerate(zip(annotations[path_field], annotations["class"], strict=True), start=1):
         where = f"{file}, row {row}"
-        number = _only(number, where)  # out of its (1, 1) uint8, in which a subtraction would wrap around
-        if number not in range(1, LAST_CLASS + 1):
-            raise ValueError(f"{where}: expected a class 1..{LAST_CLASS}, got {number!r}")
+        number = _only(number, where)
+        if not isinstance(number, (int, float)) or number not in range(1, LAST_CLASS + 1):
+            raise ValueError(f"{where}: expected a class 1..{LAST_CLASS}, got {one_line(repr(number), most=100)}")
         paths.append(path_below(f"{folder}{_only(path, where)}", root, where))
         classes.append(int(number))
     if not paths:
@@ -95,8 +92,8 @@ def _read_annotations(
     return paths, classes
 
 
-def _only(cell: np.ndarray, where: str) -> str | int | float:
+def _only(cell: mat.Value, where: str) -> str | int | float:
     """The one value in a cell: MATLAB knows nothing but arrays."""
-    if np.size(cell) != 1:
-        raise ValueError(f"{where}: expected a single value, got {cell!r}")
-    return np.asarray(cell).item()
+    if not isinstance(cell, list) or len(cell) != 1:
+        raise ValueError(f"{where}: expected a single value, got {one_line(repr(cell), most=100)}")
+    return cell[0]

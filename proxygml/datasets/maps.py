@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from proxygml.datasets import ImageList
-from proxygml.files import written_whole
+from proxygml.files import check_texts, one_line, refuse_swelling, written_whole
 
 PARTS = ("train", "test")
 
@@ -25,12 +25,19 @@ def _load(path: Path) -> ImageList:
         raise FileNotFoundError(f"no {path.name} in {path.parent}: expected a folder of maps, see docs/datasets.md")
     try:
         with path.open("rb") as file:  # numpy leaves a damaged file open
+            refuse_swelling(file)
             arrays = np.load(file, allow_pickle=False)
-            maps, labels, paths, names = (arrays[name] for name in ("maps", "labels", "paths", "class_names"))
+            wanted = ("maps", "labels", "paths", "class_names")
+            maps, labels, paths, names = (np.asarray(arrays[name]) for name in wanted)  # some may be bytes
     except Exception as error:  # on damaged bytes numpy and zipfile raise whatever they stumble over
-        raise ValueError(f"{path} does not hold maps ({type(error).__name__}: {error}): make them again") from error
-    if maps.ndim != 5 or maps.shape[1] != 2:
-        raise ValueError(f"{path}: expected maps of shape (M, 2, F, h, w), got {maps.shape}")
+        said = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{path} does not hold maps ({said}): make them again") from error
+    if maps.ndim != 5 or maps.shape[1] != 2 or maps.dtype.kind not in "fiu":
+        raise ValueError(f"{path}: expected maps of shape (M, 2, F, h, w), got {maps.dtype} {maps.shape}")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: expected labels as a row of whole numbers, got {labels.dtype} {labels.shape}")
+    check_texts(f"the paths in {path}", paths)
+    check_texts(f"the class_names in {path}", names)
     return ImageList(paths.tolist(), labels, tuple(names.tolist()), pixels=maps)
 
 

@@ -8,6 +8,7 @@ from proxygml.datasets import ImageList
 from proxygml.datasets.check import Counts
 from proxygml.datasets.folder import list_images
 from proxygml.datasets.table import image_list
+from proxygml.files import check_texts, one_line, refuse_swelling
 
 WHERE = "Omniglot (Lake et al., 2015), repository brendenlake/omniglot, folder python"
 LICENCE = "MIT"
@@ -41,10 +42,12 @@ def _read_packed(file: Path) -> tuple[ImageList, ImageList]:
     expected = [f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "names")]
     try:
         # Opened here because np.load leaves a broken zip open.
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in expected if name in stored}
+        with file.open("rb") as opened:
+            refuse_swelling(opened)
+            with np.load(opened, allow_pickle=False) as stored:
+                arrays = {name: np.asarray(stored[name]) for name in expected if name in stored}  # some may be bytes
     except Exception as error:  # which one a damaged file raises is nowhere promised
-        raise ValueError(f"cannot read {file} as an npz file, fetch it again: {error}") from error
+        raise ValueError(f"cannot read {file} as an npz file, fetch it again: {one_line(error)}") from error
     for name in expected:
         if name not in arrays:
             raise ValueError(f"{file}: expected the arrays {', '.join(expected)}, got no {name}")
@@ -55,13 +58,17 @@ def _read_packed(file: Path) -> tuple[ImageList, ImageList]:
 
 
 def _packed_list(file: Path, part: str, pixels: np.ndarray, classes: np.ndarray, names: np.ndarray) -> ImageList:
-    if pixels.ndim != 3 or pixels.dtype != np.uint8 or classes.shape != pixels.shape[:1]:
+    if pixels.ndim != 3 or pixels.dtype != np.uint8 or classes.shape != pixels.shape[:1] or 0 in pixels.shape[1:]:
         raise ValueError(
             f"{file}: expected x_{part} (M, H, W) uint8 and y_{part} (M,), got {pixels.shape} {pixels.dtype} "
             f"and {classes.shape}"
         )
-    if len(classes) == 0 or classes.min() < 0 or classes.max() >= len(names):
-        raise ValueError(f"{file}: expected y_{part} to point into the {len(names)} names_{part}, got {classes}")
+    check_texts(f"names_{part} in {file}", names)
+    if classes.dtype.kind not in "iu" or not len(classes):
+        raise ValueError(f"{file}: expected y_{part} as whole numbers, got {len(classes)} of {classes.dtype}")
+    if classes.min() < 0 or classes.max() >= len(names):
+        came = f"{classes.min()}..{classes.max()}"
+        raise ValueError(f"{file}: expected y_{part} to point into the {len(names)} names_{part}, got {came}")
     drawings = [0] * len(names)  # of each class so far
     paths: list[str] = []
     for number in classes.tolist():

@@ -14,6 +14,7 @@ import numpy as np
 
 from proxygml.datasets import ImageList
 from proxygml.datasets.names import Names
+from proxygml.files import one_line
 
 WHERE = "your own CSV or parquet file with the columns path, label and, where you want to choose, split"
 LICENCE = "yours"
@@ -42,12 +43,12 @@ def load(
     for row, path, label, split in read_rows(table):
         where = f"{file_name}, row {row}"
         if not path or not label:
-            raise ValueError(f"{where}: expected a path and a label, got path {path!r} and label {label!r}")
+            raise ValueError(f"{where}: expected a path and a label, got path {_shown(path)} and label {_shown(label)}")
         path = path_below(path, root, where)
         if split is not None:
             split = split.lower()
             if split not in ("train", "test"):
-                raise ValueError(f"{where}: expected split train or test, got {split!r}")
+                raise ValueError(f"{where}: expected split train or test, got {_shown(split)}")
             for_testing.append(split == "test")
         paths.append(path)
         rows.append(row)
@@ -70,7 +71,7 @@ def _refuse_repeated(paths: Names, rows: Sequence[int], hashes: np.ndarray, tabl
         first = first_seen.setdefault(paths[place], rows[place])
         if first != rows[place]:
             where = f"{table.name}, row {rows[place]}"
-            raise ValueError(f"{where}: {paths[place]!r} already stands in row {first}, list every image once")
+            raise ValueError(f"{where}: {_shown(paths[place])} already stands in row {first}, list every image once")
 
 
 def divide(
@@ -148,7 +149,7 @@ def path_below(path: str, root: Path, where: str) -> str:
     folder = os.path.join(os.path.abspath(root), "")
     whole = os.path.abspath(os.path.join(folder, path))
     if ".." in re.split(r"[/\\]", path) or not whole.startswith(folder):
-        raise ValueError(f"{where}: expected a path inside {root} without '..', got {path!r}")
+        raise ValueError(f"{where}: expected a path inside {root} without '..', got {_shown(path)}")
     return whole[len(folder) :]
 
 
@@ -163,9 +164,9 @@ def read_lines(path: Path, columns: Sequence[str], *, header: bool = False) -> I
         fields = line.split(maxsplit=len(columns) - 1)
         if header and number == 1:
             if fields != list(columns):
-                raise ValueError(f"{path}, line 1: expected the header {' '.join(columns)!r}, got {line!r}")
+                raise ValueError(f"{path}, line 1: expected the header {' '.join(columns)!r}, got {_shown(line)}")
         elif fields and len(fields) != len(columns):
-            raise ValueError(f"{path}, line {number}: expected {expected}, got {line!r}")
+            raise ValueError(f"{path}, line {number}: expected {expected}, got {_shown(line)}")
         elif fields:  # an empty line is none
             yield number, fields
 
@@ -175,7 +176,7 @@ def whole_number(text: str, where: str, *, low: int, high: int | None = None) ->
     if re.fullmatch("[0-9]{1,18}", text) and low <= int(text) and (high is None or int(text) <= high):
         return int(text)
     span = f"{low}..{high}" if high is not None else f"of at least {low}"
-    raise ValueError(f"{where}: expected a whole number {span}, got {text!r}")
+    raise ValueError(f"{where}: expected a whole number {span}, got {_shown(text)}")
 
 
 def _read_csv(table: Path) -> Iterator[tuple[int, str, str, str | None]]:
@@ -189,9 +190,8 @@ def _read_csv(table: Path) -> Iterator[tuple[int, str, str, str | None]]:
             if not fields:
                 continue  # an empty line, such as editors leave at the end
             if len(fields) != len(header):
-                raise ValueError(
-                    f"{table.name}, row {rows.line_num}: expected {len(header)} columns, got {len(fields)}: {fields}"
-                )
+                came = f"{len(fields)}: {one_line(fields[: len(header) + 2], most=200)}"
+                raise ValueError(f"{table.name}, row {rows.line_num}: expected {len(header)} columns, got {came}")
             split = fields[column["split"]].strip() if "split" in column else None
             yield rows.line_num, fields[column["path"]], fields[column["label"]].strip(), split
     except csv.Error as error:
@@ -204,10 +204,13 @@ def _read_parquet(table: Path) -> Iterator[tuple[int, str, str, str | None]]:
         from pyarrow import parquet
     except ImportError as error:
         raise ImportError(f"reading {table} needs pyarrow: pip install pyarrow, or save the table as CSV") from error
-    header = parquet.read_schema(table).names
-    column = _columns(table, header)
-    contents = parquet.read_table(table, columns=[header[place] for place in column.values()])
-    values = {name: contents.column(header[place]).to_pylist() for name, place in column.items()}
+    try:
+        header = parquet.read_schema(table).names
+        column = _columns(table, header)
+        contents = parquet.read_table(table, columns=[header[place] for place in column.values()])
+        values = {name: contents.column(header[place]).to_pylist() for name, place in column.items()}
+    except Exception as error:  # on damaged bytes pyarrow raises whatever it stumbles over
+        raise ValueError(f"cannot read {table} as a parquet file: {one_line(error)}") from error
     splits = values.get("split", [None] * len(values["path"]))
     for row, (path, label, split) in enumerate(zip(values["path"], values["label"], splits, strict=True), start=1):
         missing = label is None or label != label  # NaN differs from itself
@@ -219,8 +222,14 @@ def _columns(table: Path, header: Sequence[str]) -> dict[str, int]:
     """Where the columns path, label and, if there is one, split stand."""
     names = [name.strip().lower() for name in header]
     if any(names.count(name) != 1 for name in ("path", "label")) or names.count("split") > 1:
-        raise ValueError(f"{table}: expected the columns path, label and optionally split, got {list(header)}")
+        came = one_line(list(header), most=200)
+        raise ValueError(f"{table}: expected the columns path, label and optionally split, got {came}")
     return {name: names.index(name) for name in ("path", "label", "split") if name in names}
+
+
+def _shown(text: str) -> str:
+    """A text as it stands in a message, however long it is: a line may be a whole file."""
+    return repr(text) if len(text) <= 100 else f"{text[:100]!r}... ({len(text):,} characters)"
 
 
 def _lines(path: Path) -> Iterator[str]:

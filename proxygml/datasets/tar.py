@@ -7,7 +7,6 @@ away reads ahead. What a file holds is listed once and kept in the user's cache:
 
 import hashlib
 import io
-import json
 import os
 import re
 import tarfile
@@ -17,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -25,7 +25,7 @@ from proxygml.datasets import ImageList, open_image
 from proxygml.datasets.folder import ENDINGS
 from proxygml.datasets.names import Names
 from proxygml.datasets.table import divide, split_classes
-from proxygml.files import cache_folder, written_whole
+from proxygml.files import cache_folder, one_line, parse_json, written_whole
 
 WHERE = "your own tar files of images with their classes, as WebDataset writes them"
 LICENCE = "yours"
@@ -40,7 +40,7 @@ def load(root: Path, *, test_share: float = 0.5, seed: int = 0) -> tuple[ImageLi
     """
     root = Path(root)
     folder, files = (root, sorted(root.glob("*.tar"))) if root.is_dir() else (root.parent, [root])
-    if not files or not files[0].is_file():
+    if not files or not files[0].is_file() or files[0].suffix != ".tar":
         raise FileNotFoundError(f"no tar files in {root}: expected some whose names end in .tar")
     paths = Names()
     classes: list[str] = []
@@ -91,10 +91,14 @@ def _read_listing(kept: Path) -> tuple[Names, np.ndarray, Names]:
 
 def open_member(path: Path) -> Image.Image:
     """The image at folder/file.tar/name@offset+size."""
-    place = re.fullmatch(r"(.*?\.tar)/.*@(\d+)\+(\d+)", str(path), re.DOTALL)
-    if place is None:
+    whole = re.fullmatch(r"(.*)@(\d+)\+(\d+)", str(path), re.DOTALL)
+    if whole is None:
         raise ValueError(f"expected a place in a tar file, file.tar/name@offset+size, got {path}")
-    file, offset, size = place.groups()
+    place, offset, size = whole.groups()
+    ends = (found.end() - 1 for found in re.finditer(r"\.tar/", place))  # folders may be called so too
+    file = next((place[:end] for end in ends if os.path.isfile(place[:end])), None)
+    if file is None:
+        raise FileNotFoundError(f"no {path}: the tar file that was listed is gone")
     contents = os.pread(_opened(file), int(size), int(offset))
     if len(contents) < int(size):
         raise OSError(f"{file} ends before {path.name}: it was cut short since it was listed")
@@ -108,31 +112,38 @@ def _opened(file: str) -> int:
 
 def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
     """Name, place and size of every image in a tar file, and its class."""
+    with file.open("rb") as opened:  # what the system says of the file is said as it is
+        try:
+            yield from _samples_in(opened)
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {one_line(error)}") from error
+        except Exception as error:  # on damaged bytes tarfile raises more than its own errors
+            raise ValueError(f"{file} is no whole tar file: {one_line(error)}") from error
+
+
+def _samples_in(file: BinaryIO) -> Iterator[tuple[str, int, int, str]]:
     key, image, label = None, None, None
-    try:
-        with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # which it would keep, a kilobyte each
-                if not member.isfile():
-                    continue
-                own_key, ending = _split(member.name)
-                if own_key != key:
-                    if key is not None and (image is not None or label is not None):
-                        yield _complete(file, key, image, label)
-                    key, image, label = own_key, None, None
-                if ending in ENDINGS:
-                    image = member.name, member.offset_data, member.size
-                elif ending in (".cls", ".json"):
-                    if member.size > MOST_OF_A_LABEL:
-                        raise ValueError(f"{file.name}: {member.name} has {member.size:,} bytes, too many for a class")
-                    contents = os.pread(opened.fileno(), member.size, member.offset_data)
-                    if len(contents) < member.size:
-                        raise tarfile.ReadError("unexpected end of data")
-                    label = _label(contents, ending, f"{file.name}: {member.name}")
-    except tarfile.TarError as error:
-        raise ValueError(f"{file} is no whole tar file: {error}") from error
+    end = os.fstat(file.fileno()).st_size
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # which it would keep, a kilobyte each
+            if not member.isfile():
+                continue
+            own_key, ending = _split(member.name)
+            if own_key != key:
+                if key is not None and (image is not None or label is not None):
+                    yield _complete(key, image, label)
+                key, image, label = own_key, None, None
+            if member.issparse() or member.size < 0 or member.offset_data + member.size > end:
+                raise tarfile.ReadError(f"{member.name} is said to have {member.size:,} bytes, which are not there")
+            if ending in ENDINGS:
+                image = member.name, member.offset_data, member.size
+            elif ending in (".cls", ".json"):
+                if member.size > MOST_OF_A_LABEL:
+                    raise ValueError(f"{member.name} has {member.size:,} bytes, too many for a class")
+                label = _label(os.pread(file.fileno(), member.size, member.offset_data), ending, member.name)
     if key is not None and (image is not None or label is not None):
-        yield _complete(file, key, image, label)
+        yield _complete(key, image, label)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -145,7 +156,7 @@ def _split(name: str) -> tuple[str, str]:
 def _label(contents: bytes, ending: str, where: str) -> str:
     try:
         text = contents.decode()
-        label = str(json.loads(text)["label"]) if ending == ".json" else text
+        label = str(parse_json(text)["label"]) if ending == ".json" else text
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{where}: expected a class, as text or as {{"label": ...}}, got {contents[:40]!r}') from error
     if not label.strip():
@@ -153,8 +164,8 @@ def _label(contents: bytes, ending: str, where: str) -> str:
     return label.strip()
 
 
-def _complete(file: Path, key: str, image: tuple[str, int, int] | None, label: str | None) -> tuple[str, int, int, str]:
+def _complete(key: str, image: tuple[str, int, int] | None, label: str | None) -> tuple[str, int, int, str]:
     if image is None or label is None:
         lacks = "an image" if image is None else "a class (.cls or .json)"
-        raise ValueError(f"{file.name}: {key} lacks {lacks}: expected both, one after the other")
+        raise ValueError(f"{key} lacks {lacks}: expected both, one after the other")
     return *image, label

@@ -30,6 +30,8 @@ def integers(labels: np.ndarray | Tensor, length: int, name: str) -> Tensor:
     if labels.dtype.kind not in "iu" or labels.shape != (length,):
         came = f"{labels.dtype} of shape {labels.shape}"
         raise ValueError(f"expected {name} of shape ({length},), integers, but {came} came: one integer per vector")
+    if labels.dtype == np.uint64 and length and labels.max() >= 2**63:
+        raise ValueError(f"expected {name} below 2**63, but {labels.max()} came: number the classes anew")
     return torch.from_numpy(labels.astype(np.int64))
 
 

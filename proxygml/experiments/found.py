@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scipy import stats
 
 from proxygml import losses
-from proxygml.files import CHECKSUM, sealed, unsealed, written_whole
+from proxygml.files import CHECKSUM, one_line, parse_json, sealed, unsealed, written_whole
 from proxygml.ingredients import own_rate
 from proxygml.recipes import Recipe
 
@@ -110,18 +110,38 @@ def results_file(folder: Path, experiment: str, dataset: str) -> Path:
 
 
 def load_runs(path: Path) -> list[dict]:
-    """The runs that `save_runs` wrote; none where there is no file."""
+    """The runs, or trials of settings, that `save_runs` wrote; none where there is no file."""
+    return _read(path, _is_run)
+
+
+def _read(path: Path, expected: Callable[[object], bool]) -> list[dict]:
     if not path.exists():
         return []
     try:
-        runs = json.loads(path.read_text())
-        if not (isinstance(runs, list) and all(isinstance(run, dict) for run in runs)):
+        runs = parse_json(path.read_bytes())
+        if not (isinstance(runs, list) and all(map(expected, runs))):
             raise ValueError("no list of runs")
         if any(CHECKSUM in run for run in runs) and not all(CHECKSUM in run for run in runs):
             raise ValueError(f"a run without {CHECKSUM}")
         return [unsealed(run) for run in runs]
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): restore it, or move it away to run it all again") from error
+        raise ValueError(
+            f"{path} is damaged ({one_line(error)}): restore it, or move it away to run it all again"
+        ) from error
+
+
+def _is_run(run: object) -> bool:
+    """Whether a run says what it is of, and all that it says is of the right kind."""
+    if not _is_record(run) or "arm" not in run:
+        return False
+    numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
+    return numbers and ("of" in run or {"fingerprint", "seed"} <= run.keys())  # `of` an arm, where settings are tried
+
+
+def _is_record(run: object) -> bool:
+    """Whether it may stand beside runs: benchmarks keep records of their own there."""
+    kinds = {"arm": str, "of": str, "fingerprint": str, "seed": int, "scores": dict, "made_by": dict, "curve": list}
+    return isinstance(run, dict) and all(isinstance(run.get(name, kind()), kind) for name, kind in kinds.items())
 
 
 def save_runs(path: Path, runs: list[dict]) -> None:
@@ -133,5 +153,8 @@ def known_runs(folder: Path, dataset: str) -> dict[str, dict]:
     """Finished runs of all experiments on a dataset, by the fingerprint of their recipe."""
     paths = sorted(folder.glob(f"*/{dataset}.json"))
     return {
-        run["fingerprint"]: run for path in paths for run in load_runs(path) if {"fingerprint", "scores"} <= run.keys()
+        run["fingerprint"]: run
+        for path in paths
+        for run in _read(path, _is_record)
+        if {"fingerprint", "scores"} <= run.keys()
     }

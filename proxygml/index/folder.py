@@ -149,6 +149,8 @@ class Index:
         """The nearest to queries (B, D) among candidates' ids (B, K), of which -1 is none."""
         wanted = np.unique(candidates[candidates >= 0]).tolist()
         rows = self.database.items("id IN (SELECT value FROM json_each(?)) ORDER BY id", [json.dumps(wanted)])
+        if any(row[2] not in names for row in rows):
+            raise self.database.damaged("an item of no class")
         ids = np.array([row[0] for row in rows], np.int64)  # those that another process has not removed meanwhile
         known = self._matrix([row[3] for row in rows])  # (rows, D)
         found = []
@@ -169,6 +171,8 @@ class Index:
         class_names = np.array([name for _, name in names], str)
         start = 0
         while rows := self.database.items("id > ? AND id <= ? ORDER BY id LIMIT ?", [start, last or 0, BLOCK]):
+            if any(row[2] not in labels for row in rows):
+                raise self.database.damaged("an item of no class")
             yield Embeddings(
                 self._matrix([row[3] for row in rows]),
                 np.array([labels[row[2]] for row in rows]),
@@ -242,4 +246,6 @@ class Index:
 
     def _matrix(self, vectors: list[bytes]) -> np.ndarray:
         """Vectors of the database as an array (M, D)."""
+        if any(not isinstance(vector, bytes) or len(vector) != 4 * self.width for vector in vectors):
+            raise ValueError(f"{self.place} is damaged (vectors of other lengths): build the index again")
         return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.width).astype(np.float32, copy=False)

@@ -54,15 +54,15 @@ def checked_count(count: int) -> int:
     return count
 
 
-def checked_path(path: str) -> str:
-    """A path, if both kinds of index can hold it."""
+def checked_text(text: str, what: str = "paths") -> str:
+    """A path, or the name of a class, if both kinds of index can hold it."""
     try:
-        path.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"expected paths that are text, got {path!r}: rename the file") from None
-    if "\0" in path:
-        raise ValueError(f"expected paths without a null character, got {path!r}")
-    return path
+        raise ValueError(f"expected {what} that are text, got {text!r}: rename it") from None
+    if "\0" in text:
+        raise ValueError(f"expected {what} without a null character, got {text!r}: rename it")
+    return text
 
 
 def all_held(paths: Sequence[str], held: set[str], place: object) -> set[str]:
@@ -79,8 +79,8 @@ def in_blocks(embeddings: Embeddings, width: int, place: object) -> Iterator[tup
     for start in range(0, max(len(embeddings.vectors), 1), BLOCK):  # once for none, whose width is checked
         some = slice(start, start + BLOCK)
         vectors = checked_vectors(embeddings.vectors[some], width, place)
-        classes = [embeddings.class_name(label) for label in embeddings.labels[some]]
-        yield vectors, classes, [checked_path(str(path)) for path in embeddings.paths[some]]
+        classes = [checked_text(embeddings.class_name(label), "classes") for label in embeddings.labels[some]]
+        yield vectors, classes, [checked_text(str(path)) for path in embeddings.paths[some]]
 
 
 def are_unit_length(vectors: np.ndarray) -> bool:

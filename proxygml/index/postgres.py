@@ -123,7 +123,7 @@ class PostgresIndex:
 
     def holds(self, paths: Sequence[str]) -> set[str]:
         """Those of the paths that it holds."""
-        wanted = [hits.checked_path(str(path)) for path in paths]
+        wanted = [hits.checked_text(str(path)) for path in paths]
         return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [wanted])}
 
     def add(self, embeddings: Embeddings) -> int:
@@ -157,7 +157,7 @@ class PostgresIndex:
 
     def remove(self, paths: Sequence[str]) -> int:
         """Take out items by their paths, all or none of them; how many that were."""
-        wanted = [hits.checked_path(str(path)) for path in paths]
+        wanted = [hits.checked_text(str(path)) for path in paths]
         with self._change() as connection:
             locked = "SELECT path FROM items WHERE path = ANY(%b) ORDER BY path FOR UPDATE"
             held = {path for (path,) in connection.execute(locked, [wanted])}

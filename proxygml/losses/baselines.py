@@ -76,7 +76,8 @@ def liftedstruct(num_classes: int, embedding_dim: int, *, margin: float = 1.0) -
     """Lifted structure (Oh Song et al., CVPR 2016)."""
     require_not_negative(margin=margin)
     plain = distances.LpDistance(normalize_embeddings=False)
-    return LibraryLoss(num_classes, embedding_dim, losses.LiftedStructureLoss(margin, 0, distance=plain))
+    loss = losses.LiftedStructureLoss(margin, 0, distance=plain)
+    return LibraryLoss(num_classes, embedding_dim, loss, directions=False)
 
 
 def n_pair(num_classes: int, embedding_dim: int, *, regularisation_weight: float = 0.003) -> nn.Module:
@@ -91,7 +92,7 @@ def n_pair(num_classes: int, embedding_dim: int, *, regularisation_weight: float
         embedding_regularizer=regularizers.LpRegularizer(p=2, power=2),
         embedding_reg_weight=0.5 * regularisation_weight,
     )
-    return LibraryLoss(num_classes, embedding_dim, loss)
+    return LibraryLoss(num_classes, embedding_dim, loss, directions=False)
 
 
 def ms(
@@ -280,7 +281,7 @@ def l_softmax(
         loss = SoftenedLargeMargin(
             num_classes, embedding_dim, margin=margin, scale=scale, plain_weight=plain_weight, weight_init_func=start
         )
-    return LibraryLoss(num_classes, embedding_dim, loss)
+    return LibraryLoss(num_classes, embedding_dim, loss, directions=False)
 
 
 class SoftenedLargeMargin(losses.LargeMarginSoftmaxLoss):

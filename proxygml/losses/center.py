@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole
+from proxygml.losses.interface import (
+    check_lengths,
+    checked_labels,
+    highest_precision,
+    require_not_negative,
+    require_whole,
+)
 
 
 class CenterLoss(nn.Module):
@@ -35,6 +41,7 @@ class CenterLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, *self.centers.shape)
+        check_lengths(embeddings)
         precision = highest_precision(embeddings, *self.parameters())
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = embeddings.to(precision)

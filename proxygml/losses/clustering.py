@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, require_not_negative, require_whole
+from proxygml.losses.interface import check_lengths, checked_labels, require_not_negative, require_whole
 
 
 class Terms(NamedTuple):
@@ -69,6 +69,7 @@ class ClusteringLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim).cpu()  # where the search runs
+        check_lengths(embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
             samples = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))  # (M, D)
             fixed = samples.detach()

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from proxygml.losses.interface import checked_labels, require_not_negative, require_whole
+from proxygml.losses.interface import check_lengths, checked_labels, require_not_negative, require_whole
 
 HIDDEN = 512  # units of the generator
 USUAL_BATCH = 128  # the authors' batch, to which beta is tuned
@@ -115,6 +115,7 @@ class HDMLLoss(nn.Module):
         """The loss of a batch that the watched network has just embedded."""
         features = self._features_of(embeddings)  # (B, F)
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
+        check_lengths(embeddings)
         precision = torch.promote_types(embeddings.dtype, self.classifier.weight.dtype)
         precision = torch.promote_types(precision, torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):  # J_gen of some 1e5 overflows float16

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole
+from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole, tamed
 
 AT_ONCE = 2**24  # triplets whose margins are compared at the same time: 64 MB in float32
 
@@ -82,7 +82,7 @@ class HTLLoss(nn.Module):
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         precision = highest_precision(embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
-            samples = F.normalize(embeddings.to(precision), dim=-1)  # (B, D)
+            samples = F.normalize(tamed(embeddings.to(precision)), dim=-1)  # (B, D)
             distances = 2 - 2 * samples @ samples.T  # (B, B), squared
             same = labels[:, None] == labels  # (B, B)
             margins = self.margins(labels, precision)  # (B, B): anchors, negatives
@@ -130,7 +130,7 @@ def class_statistics(embeddings: Tensor, labels: Tensor, num_classes: int) -> tu
             f"expected images of all {num_classes} classes, got none of {len(missing)} of them, first class "
             f"{missing[0]}: give num_classes as the number of classes that have training images"
         )
-    samples = F.normalize(embeddings.to(highest_precision(embeddings)), dim=-1)  # (M, D)
+    samples = F.normalize(tamed(embeddings.to(highest_precision(embeddings))), dim=-1)  # (M, D)
     means = samples.new_zeros(num_classes, samples.shape[1]).index_add_(0, labels, samples)  # (C, D), sums so far
     means /= counts[:, None]
     distances = (means @ means.T).mul_(-2).add_(2).clamp_(0, 4).fill_diagonal_(0)  # d = 2 - 2 mu_p mu_q

@@ -6,12 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+LONGEST = 1e15  # of the numbers of an embedding that is squared: sums of squares stay finite in float32
+
 
 class LibraryLoss(nn.Module):
     """A loss of pytorch-metric-learning, with its miner if it has one, behind this package's interface.
 
     It refuses batches that cannot be right, computes in float32 at least, and leaves the type of the parameters alone,
-    where the library would turn them into the type of the embeddings.
+    where the library would turn them into the type of the embeddings. Of most losses only the `directions` of
+    embeddings count.
     """
 
     def __init__(
@@ -20,6 +23,8 @@ class LibraryLoss(nn.Module):
         embedding_dim: int,
         loss: nn.Module,
         miner: Callable[[Tensor, Tensor], tuple[Tensor, ...]] | None = None,
+        *,
+        directions: bool = True,
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
@@ -27,12 +32,15 @@ class LibraryLoss(nn.Module):
         self.embedding_dim = embedding_dim
         self.loss = loss
         self.miner = miner
+        self.directions = directions
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
+        if not self.directions:
+            check_lengths(embeddings)
         precision = highest_precision(embeddings, *self.loss.parameters())
         with torch.autocast(embeddings.device.type, enabled=False):
-            embeddings = embeddings.to(precision)
+            embeddings = tamed(embeddings.to(precision)) if self.directions else embeddings.to(precision)
             parameters = {name: parameter.to(precision) for name, parameter in self.loss.named_parameters()}
             mined = () if self.miner is None else (self.miner(embeddings, labels),)
             return torch.func.functional_call(self.loss, parameters, (embeddings, labels, *mined))
@@ -44,6 +52,18 @@ def highest_precision(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         precision = torch.promote_types(precision, tensor.dtype)
     return precision
+
+
+def tamed(vectors: Tensor) -> Tensor:
+    """The same directions (..., D), with lengths that can be squared: each vector divided by some power of 2.
+
+    That loses no digit. Where numbers are above 1e19 or below 1e-12, F.normalize alone would give zeros or what is too
+    short, and no gradient. A vector of zeros has none here either, since no direction is better for it than another.
+    """
+    largest = vectors.detach().abs().amax(dim=-1, keepdim=True)  # (..., 1)
+    most = -int(math.log2(torch.finfo(vectors.dtype).tiny))
+    exponents = torch.frexp(largest)[1].clamp(-most, most)
+    return vectors * torch.exp2(-exponents.to(vectors.dtype)).where(largest > 0, 0)
 
 
 def checked_labels(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_dim: int) -> Tensor:
@@ -79,6 +99,13 @@ def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> None:
     lowest, highest = (label.item() for label in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
+
+
+def check_lengths(embeddings: Tensor) -> None:
+    """An error where embeddings are too long for a loss that squares them, as lengths count in it."""
+    largest = embeddings.detach().abs().max().item()
+    if largest > LONGEST:
+        raise ValueError(f"expected finite embeddings up to {LONGEST:g}, whose squares count here, got {largest:g}")
 
 
 def require_whole(**settings: int) -> None:

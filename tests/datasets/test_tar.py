@@ -155,3 +155,13 @@ def test_without_a_place_for_the_listing_it_is_made_every_time(
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "a file"))
     assert [len(images) for images in datasets.load("tar", shards)] == [16, 16]
+
+
+def test_a_folder_may_be_called_like_a_tar_file_and_a_tar_file_not_otherwise(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "all.tar"
+    folder.mkdir()
+    (shards / "part-0.tar").rename(folder / "part-0.tar")
+    for images in datasets.load("tar", folder):
+        assert find_problems(images, decode=True) == []
+    with pytest.raises(FileNotFoundError, match=r"expected some whose names end in \.tar"):
+        datasets.load("tar", (folder / "part-0.tar").rename(folder / "part-0.wds"))

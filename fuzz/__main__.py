@@ -1,0 +1,95 @@
+"""Feed every reader with inputs that atheris makes of right ones, and write down what came of it.
+
+    python -m fuzz [--runs N] [--seconds S] [--target NAME ...] [--out results/fuzz.json]
+
+A reader may refuse an input with the one line that the command line shows (see readers.py), within a minute and two
+gigabytes. Each has a process of its own, which ends after so many inputs or seconds; what it has found lies in
+runs/fuzz/NAME, and the next time it goes on from there. A reader that is not named keeps what --out says of it.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from proxygml.display import drawn_progress, output
+from proxygml.extras import library
+from proxygml.files import written_whole
+from proxygml.runs import provenance
+
+SECONDS_OF_AN_INPUT, MEGABYTES = 60, 2048  # on the clock: others may keep the machine busy
+FOUND = Path("runs/fuzz")
+
+
+def fuzz(name: str, runs: int, seconds: int) -> dict:
+    """What came of a reader."""
+    folder = FOUND / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("complaint*"), *folder.glob("timeout-*"), *folder.glob("oom-*"), *folder.glob("crash-*")):
+        old.unlink()
+    options = [f"-timeout={SECONDS_OF_AN_INPUT}", f"-rss_limit_mb={MEGABYTES}", "-max_len=65536", "-seed=1"]
+    options += [f"-runs={runs}", f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
+    began = time.monotonic()
+    command = [sys.executable, "-m", "fuzz.one", name, str(folder), *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+    (folder / "log.txt").write_text(done.stdout)
+    listed = folder / "complaints.json"
+    complaints = json.loads(listed.read_text()) if listed.exists() else []
+    complaints += [path.name for kind in ("timeout", "oom", "crash") for path in folder.glob(f"{kind}-*")]
+    if done.returncode and not complaints:
+        complaints = [f"ended with {done.returncode}: see {folder}/log.txt"]
+    coverage = re.findall(r"cov: (\d+)", done.stdout)
+    return {
+        "runs": _stat(done.stdout, "number_of_executed_units"),
+        "seconds": round(time.monotonic() - began),
+        "branches": int(coverage[-1]) if coverage else 0,
+        "peak_mb": _stat(done.stdout, "peak_rss_mb"),
+        "failures": complaints,
+    }
+
+
+def _stat(log: str, name: str) -> int:
+    found = re.findall(rf"stat::{name}:\s*(\d+)", log) or re.findall(r"^#(\d+)", log, re.M)
+    return int(found[-1]) if found else 0
+
+
+def main() -> None:
+    library("atheris", extra="fuzz", user="the fuzzer")
+    from fuzz.readers import READERS
+
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=-1, help="inputs for each reader; -1: as many as there is time for")
+    parser.add_argument("--seconds", type=int, default=60, help="for each reader")
+    parser.add_argument("--target", nargs="+", choices=list(READERS), default=list(READERS))
+    parser.add_argument("--out", type=Path, default=Path("results/fuzz.json"))
+    options = parser.parse_args()
+    targets = json.loads(options.out.read_text())["targets"] if options.out.exists() else {}
+    with drawn_progress() as progress:
+        for number, name in enumerate(options.target):
+            progress("fuzzing", number, len(options.target), name)
+            targets[name] = found = fuzz(name, options.runs, options.seconds)
+            output.print(f"{name}: {found['runs']:,} inputs, {len(found['failures'])} failures", highlight=False)
+            for said in found["failures"]:
+                output.print(f"  {said}", highlight=False, markup=False)
+            kept = summary({name: targets[name] for name in READERS if name in targets})
+            with written_whole(options.out) as draft:  # now, so that it can be stopped at will
+                draft.write_text(json.dumps(kept, indent=1) + "\n")
+    counts = f"{len(targets)} readers, {kept['runs']:,} inputs, {kept['failures']} failures"
+    output.print(f"{counts}: {options.out}", highlight=False)
+    sys.exit(kept["failures"] > 0)
+
+
+def summary(targets: dict[str, dict]) -> dict:
+    """What results/ keeps: the sums, each reader, and what it was made by."""
+    runs = sum(found["runs"] for found in targets.values())
+    failures = sum(len(found["failures"]) for found in targets.values())
+    made_by = provenance() | {"command": shlex.join(["python", "-m", "fuzz", *sys.argv[1:]])}
+    return {"runs": runs, "failures": failures, "targets": targets, "made_by": made_by}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""One reader under atheris, in a process of its own: `python -m fuzz.one NAME FOLDER [options of libFuzzer]`.
+
+Started by __main__.py. Complaints go into FOLDER/complaints.json as soon as there is a new one, with the input that
+caused it beside it; libFuzzer itself ends the process where an input takes too long or too much memory.
+"""
+
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+# Whole packages are instrumented, and torch, numpy and scipy would take minutes: of them only what parses bytes is.
+with atheris.instrument_imports(include=["zipfile", "tarfile", "csv", "PIL"]):
+    import csv  # noqa: F401
+    import tarfile  # noqa: F401
+    import zipfile  # noqa: F401
+
+    import PIL.Image
+
+    PIL.Image.init()  # imports its formats
+import scipy.io  # noqa: F401
+import torch._weights_only_unpickler
+from numpy.lib import _format_impl
+
+with atheris.instrument_imports(include=["proxygml"]):
+    from fuzz.readers import READERS, complaint
+
+atheris.instrument_func(torch._weights_only_unpickler.Unpickler.load)
+atheris.instrument_func(_format_impl._read_array_header)
+
+
+def main(name: str, folder: Path, options: list[str]) -> None:
+    reader = READERS[name]
+    inputs = folder / "inputs"
+    inputs.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(reader.seeds()):
+        (inputs / f"seed-{number}").write_bytes(seed)
+    known: dict[str, str] = {}  # kind of complaint -> what was said
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    place = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=memory))
+
+    def test(given: bytes) -> None:
+        said = complaint(reader, given, place)
+        if said is None:
+            return
+        kind = re.sub(r"[0-9]+|'.*?'|\".*?\"", "", said)[:100]
+        if kind not in known:
+            (folder / f"complaint-{len(known)}").write_bytes(given)
+            known[kind] = said
+            (folder / "complaints.json").write_text(json.dumps(list(known.values()), indent=1))
+
+    atheris.Setup([sys.argv[0], str(inputs), f"-artifact_prefix={folder}/", *options], test)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
