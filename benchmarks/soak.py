@@ -28,7 +28,7 @@ from proxygml.training import train
 
 STEPS, REQUESTS = 10_000, 1_000
 QUICK_STEPS, QUICK_REQUESTS = 120, 40
-TINY = {"classes": 60, "image_size": 16, "batch_size": 16, "embedding_dim": 32, "baselines": False}
+TINY = {"classes": 60, "image_size": 16, "batch_size": 16, "embedding_dim": 32, "baselines": False, "test": False}
 Noted = list[tuple[int, float]]  # steps or requests done, megabytes
 
 
@@ -132,7 +132,7 @@ def draw(found: dict[str, dict], path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axis, (what, one) in zip(figure.subplots(1, 2), found.items(), strict=True):
         axis.plot(*zip(*one["noted"], strict=True))
-        axis.set(xlabel=what, ylabel="resident memory, MB", ylim=(0, None))
+        axis.set(xlabel=what, ylabel="resident memory, MB", ylim=(0, 1.2 * one["mb_at_most"]))
         axis.set_title(f"{one['mb_per_thousand']:+.2f} MB in 1,000", fontsize="medium")
     with written_whole(path) as draft:
         figure.savefig(draft, dpi=110, metadata={"Software": None})
