@@ -29,7 +29,7 @@ from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 from proxygml.runs import provenance
 
-FOUND = Path("results/faults.json")
+FOUND, PAGE = Path("results/faults.json"), Path("docs/faults.md")
 MOUNTS, ON_MOUNTS = "PROXYGML_MOUNTS", ("full disk", "read-only")  # set where this process may mount; what needs that
 QUICK = (
     *(("train", "kill"), ("train", "SIGTERM"), ("train", "flipped bits"), ("index-vectors", "cut file")),
@@ -110,6 +110,8 @@ def make_trials(pairs: list[tuple[str, str]], found: dict, keep: Callable[[dict]
     """Make what is missing of the trials, and keep each at once."""
     done = {trial["number"] for trial in found["trials"]}
     missing = [(number, pair) for number, pair in enumerate(pairs) if number not in done]
+    if not missing:
+        return
     with tempfile.TemporaryDirectory(prefix="faults-") as folder, drawn_progress() as progress:
         (ground := Path(folder) / "ground").mkdir()
         os.environ.setdefault("PROXYGML_CACHE", f"{folder}/cache")
@@ -143,6 +145,13 @@ def table(found: dict) -> str:
             rows.append((fault, *map(str, counts)))
     columns = ("fault", "trials", "stopped or warned", "not said in a line", "results lost")
     return Table(columns, tuple(rows)).to_markdown()
+
+
+def write_page(found: dict) -> None:
+    """Put the table where the page has one."""
+    text = PAGE.read_text().split("\n| fault |")[0].rstrip("\n")
+    with written_whole(PAGE) as draft:
+        draft.write_text(f"{text}\n\n{table(found)}\n{found['summary']}.\n")
 
 
 def summary(found: dict) -> str:
@@ -191,6 +200,7 @@ def main() -> None:
                 draft.write_text(json.dumps(found, indent=1) + "\n")
 
         make_trials(plan(options.trials, options.seed), found, keep, quick=False)
+        write_page(found)
     for trial in found["trials"]:
         if trial["lost"] or trial["unclear"]:
             print(json.dumps(trial, indent=1))

@@ -218,7 +218,7 @@ class TestAStoppedRun:
     def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, how: int) -> None:
         process = self.started(tmp_path / "killed")
         process.send_signal(how)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
         assert process.returncode == (130 if how == signal.SIGTERM else -how)
         said = f"stopped: go on with: python -m proxygml train --resume {tmp_path / 'killed'}"
         assert errors.splitlines()[1:] == ([said] if how == signal.SIGTERM else [])  # after the name of the folder

@@ -56,6 +56,8 @@ def build(
     count, width, mark = _measures(source, trained)
     if not count:
         raise ValueError(f"expected vectors to search in, but {gallery} holds none")
+    if width < 1:  # before there is a folder
+        raise ValueError(f"expected vectors of 1 number or more, got {width}")
     if isinstance(source, Embeddings):  # before anything is written
         for _ in in_blocks(source, width, gallery):
             pass
