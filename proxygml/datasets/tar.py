@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 from PIL import Image
@@ -156,7 +156,7 @@ def _split(name: str) -> tuple[str, str]:
 def _label(contents: bytes, ending: str, where: str) -> str:
     try:
         text = contents.decode()
-        label = str(parse_json(text)["label"]) if ending == ".json" else text
+        label = str(cast(dict, parse_json(text))["label"]) if ending == ".json" else text
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{where}: expected a class, as text or as {{"label": ...}}, got {contents[:40]!r}') from error
     if not label.strip():

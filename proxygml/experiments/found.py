@@ -132,7 +132,7 @@ def _read(path: Path, expected: Callable[[object], bool]) -> list[dict]:
 
 def _is_run(run: object) -> bool:
     """Whether a run says what it is of, and all that it says is of the right kind."""
-    if not _is_record(run) or "arm" not in run:
+    if not isinstance(run, dict) or not _is_record(run) or "arm" not in run:
         return False
     numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
     return numbers and ("of" in run or {"fingerprint", "seed"} <= run.keys())  # `of` an arm, where settings are tried
