@@ -63,18 +63,18 @@ class Embeddings:
                 raise ValueError(f"{path} does not hold embeddings: {one_line(error)}") from error
 
     @classmethod
-    def _of(cls, arrays: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
-        if isinstance(arrays, np.ndarray):
+    def _of(cls, stored: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
+        if isinstance(stored, np.ndarray) or stored.zip is None:
             raise ValueError("one array, where vectors and labels are needed")
-        for entry in arrays.zip.infolist():  # an altered directory would leave an array out without a word
-            arrays.zip.open(entry).close()  # compares its name with that at its place in the file
+        for entry in stored.zip.infolist():  # an altered directory would leave an array out without a word
+            stored.zip.open(entry).close()  # compares its name with that at its place in the file
             if entry.comment:
                 raise ValueError(f"{entry.filename} has swallowed what follows it")
-        missing = {"vectors", "labels"} - set(arrays)
+        missing = {"vectors", "labels"} - set(stored)
         if missing:
-            raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(arrays) or 'nothing'}")
-        known = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in arrays]
-        arrays = {name: np.asarray(arrays[name]) for name in known}  # what is no array comes as bytes
+            raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(stored) or 'nothing'}")
+        known = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in stored]
+        arrays = {name: np.asarray(stored[name]) for name in known}  # what is no array comes as bytes
         vectors, labels = arrays["vectors"], arrays["labels"]
         for name, array in arrays.items():
             if array.ndim and len(array) and not array.nbytes:  # however many rows it claims

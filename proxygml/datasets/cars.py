@@ -74,9 +74,9 @@ def _read_annotations(
 ) -> tuple[list[str], list[int]]:
     """Path below `root` and class id of every row of the struct array `annotations`."""
     annotations = contents.get("annotations")  # M values of each field
-    fields = list(annotations) if isinstance(annotations, dict) else []
-    if path_field not in fields or "class" not in fields:
-        came = one_line(fields, most=100)
+    annotations = annotations if isinstance(annotations, dict) else {}
+    if path_field not in annotations or "class" not in annotations:
+        came = one_line(list(annotations), most=100)
         raise ValueError(f"{file}: expected annotations with the fields {path_field} and class, got {came}")
     paths: list[str] = []
     classes: list[int] = []
