@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-from zipfile import ZipFile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,11 +64,10 @@ class Embeddings:
 
     @classmethod
     def _of(cls, stored: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
-        if isinstance(stored, np.ndarray):
+        if isinstance(stored, np.ndarray) or stored.zip is None:
             raise ValueError("one array, where vectors and labels are needed")
-        archive = cast(ZipFile, stored.zip)
-        for entry in archive.infolist():  # an altered directory would leave an array out without a word
-            archive.open(entry).close()  # compares its name with that at its place in the file
+        for entry in stored.zip.infolist():  # an altered directory would leave an array out without a word
+            stored.zip.open(entry).close()  # compares its name with that at its place in the file
             if entry.comment:
                 raise ValueError(f"{entry.filename} has swallowed what follows it")
         missing = {"vectors", "labels"} - set(stored)

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import platformdirs
@@ -90,7 +90,7 @@ def _checksum(values: dict) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
-def parse_json(text: str | bytes) -> object:
+def parse_json(text: str | bytes) -> Any:
     """What a JSON text says; a ValueError where it is none, however deep it goes."""
     try:
         return json.loads(text)
