@@ -15,7 +15,8 @@ SMALL = (
     *("--held-out", "0.2", "--no-baselines"),
 )
 PAPER, RESULTS = ["paper", "lambda", "--quick", "--jobs", "1"], Path("runs/quick/lambda/glyphs.json")
-TIMES = {"seconds", "training_seconds", "images_per_second", "peak_memory_mb", "made_by"}  # differ from run to run
+# What differs from run to run: times, and the checksums of files in which equal tensors have another order.
+VARYING = {"seconds", "training_seconds", "images_per_second", "peak_memory_mb", "made_by", "shard_checksums"}
 PHOTOS = 1100  # more than an index takes in at a time
 
 
@@ -77,11 +78,13 @@ def _train(*more: str) -> Callable[[Path, Path], list[object]]:
 
 
 def _of_train(folder: Path) -> object:
+    from safetensors.torch import load_file
+
     from proxygml.runs import Run
 
     run = Run.open(folder / "run")
-    last = run.load_last()
-    return [digest(part) for part in (last, run.load_best(), run.scores, run.log)]
+    files = sorted(run.shards(len(run.log)).glob("*.safetensors"))
+    return [digest(part) for part in (run.load_last(), run.load_best(), run.scores, run.log, *map(load_file, files))]
 
 
 def _of_embed(folder: Path) -> object:
@@ -117,7 +120,7 @@ def digest(value: object) -> str:
 
     def take(part: object) -> None:
         if isinstance(part, dict):
-            for name in sorted(part.keys() - TIMES, key=str):
+            for name in sorted(part.keys() - VARYING, key=str):
                 found.update(repr(name).encode())
                 take(part[name])
         elif isinstance(part, (list, tuple)):

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+from proxygml.losses.rooms import Room
 from proxygml.losses.subgraphs import classify_proxies, invert_lengths, link, link_gradients, straighten
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
@@ -97,6 +98,7 @@ class ProxyGMLLoss(nn.Module):
         self.sparse_gradient = sparse_gradient
         self.proxy_rows = proxy_rows
         self.last_terms: Terms | None = None
+        self.room = Room()
         # As in the authors' code; the length matters although proxies are normalised, since gradients scale with
         # its inverse.
         bound = 1 / math.sqrt(num_classes * proxies_per_class)
@@ -183,7 +185,7 @@ class Equations(torch.autograd.Function):
             slopes = settings.scale * slope.gather(1, column)
             straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
             gradients = link_gradients(
-                samples, proxies, links, slopes, sparse=settings.sparse_gradient, straight=straight
+                samples, proxies, links, slopes, settings.room, sparse=settings.sparse_gradient, straight=straight
             )
             straighten(gradients[0], embeddings, inverse_lengths)
             gradients[0].mul_(inverse_lengths[:, None])

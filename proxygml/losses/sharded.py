@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from proxygml.gathering import gather_rows, same_everywhere
 from proxygml.losses.interface import check_values, checked_shapes, highest_precision
 from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
+from proxygml.losses.rooms import Room
 from proxygml.losses.subgraphs import at_a_time, parts, straighten
 
 CLASSES_TOGETHER = 1024  # are started from one seed, so that they are the same however many processes there are
@@ -77,6 +78,7 @@ class ShardedProxyGMLLoss(nn.Module):
         self.first_class, last = class_range(num_classes, dist.get_rank(group), dist.get_world_size(group))
         self.proxies = nn.Parameter(first_proxies(plain.proxies.shape, self.first_class, last, seed))
         self.last_terms: Terms | None = None
+        self.room = Room()
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the batches of all processes, the same on each."""

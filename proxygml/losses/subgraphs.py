@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proxygml.losses.rooms import Room
+
 NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a time, while they are in the cache
 NUMBERS_ON_GPU = 2**26
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
@@ -58,7 +60,7 @@ def link(
 
 
 def link_gradients(
-    samples: Tensor, proxies: Tensor, links: Links, slopes: Tensor, *, sparse: bool, straight: bool
+    samples: Tensor, proxies: Tensor, links: Links, slopes: Tensor, room: Room, *, sparse: bool, straight: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of samples (B, D) and proxies (C, N, D), by the chain rule from those of the cosines (B, k).
 
@@ -73,28 +75,55 @@ def link_gradients(
         there = (linked < len(vectors)).nonzero()[:, 0]
         linked, slopes, cosines, sample = (each[there] for each in (linked, slopes, cosines, sample))
     weights = slopes * links.inverse_lengths[linked]  # (L,): g / |p|
-    touched = None  # the proxies whose gradient is returned; None: all
     if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not sparse:
         matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
         sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
-    else:
-        sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
-        proxy, order = linked.sort()  # (L,): the links of a proxy beside each other
-        if sparse:
-            touched, count = proxy.unique_consecutive(return_counts=True)
-        else:
-            count = proxy.bincount(minlength=len(vectors))
-        proxy_gradient = _sums_of_rows(samples, sample[order], weights[order], count)  # (CN or touched, D)
-    if straight:
-        along = torch.zeros_like(links.inverse_lengths)  # (CN,): of each proxy the sum of g s / |p|
-        along.index_add_(0, linked, weights * cosines)
-        _subtract(proxy_gradient, vectors, along * links.inverse_lengths, touched)
-    if touched is None:
+        if straight:
+            straighten(proxy_gradient, vectors, links.inverse_lengths)
         return sample_gradient, proxy_gradient.view_as(proxies)
+
+    sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
+    along = None  # (CN,): of each proxy the sum of g s / |p|^2
+    if straight:
+        along = torch.zeros_like(links.inverse_lengths).index_add_(0, linked, weights * cosines)
+        along *= links.inverse_lengths
+    proxy, order = linked.sort()  # (L,): the links of a proxy beside each other
+    links_of_rows = samples, sample[order], weights[order]
+    if not sparse:
+        counts = proxy.bincount(minlength=len(vectors))  # (CN,)
+        return sample_gradient, _row_gradients(*links_of_rows, counts, vectors, None, along, room).view_as(proxies)
+    touched, counts = proxy.unique_consecutive(return_counts=True)  # (T,): the proxies that are linked
     class_and_place = torch.stack([touched // proxies.shape[1], touched % proxies.shape[1]])
+    values = _row_gradients(*links_of_rows, counts, vectors, touched, along, room)  # (T, D)
     return sample_gradient, torch.sparse_coo_tensor(
-        class_and_place, proxy_gradient, proxies.shape, is_coalesced=True, check_invariants=False
+        class_and_place, values, proxies.shape, is_coalesced=True, check_invariants=False
     )
+
+
+def _row_gradients(
+    samples: Tensor,
+    sample: Tensor,
+    weights: Tensor,
+    counts: Tensor,
+    vectors: Tensor,
+    rows: Tensor | None,
+    along: Tensor | None,
+    room: Room,
+) -> Tensor:
+    """Gradients of these rows of vectors (CN, D), or of all where it is None: sums of samples, less what is `along`.
+
+    Sample (L,) and weight (L,) of each link, row by row; `counts` of them for each row.
+    """
+    if along is None:
+        return _sums_of_rows(samples, sample, weights, counts)
+    gradient = room.empty(len(counts), samples)
+    ends = counts.cumsum(0)
+    for part in parts(len(counts), _rows(vectors)):
+        first, last = ends[part.start] - counts[part.start], ends[part.stop - 1]
+        sums = _sums_of_rows(samples, sample[first:last], weights[first:last], counts[part])
+        chosen, factor = (each[part] if rows is None else each.index_select(0, rows[part]) for each in (vectors, along))
+        torch.addcmul(sums, chosen, factor[:, None], value=-1, out=gradient[part])
+    return gradient
 
 
 def _sums_of_rows(vectors: Tensor, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -248,16 +277,6 @@ def _of_blocks(values: Tensor, block: Tensor, size: int) -> Tensor:
     """The entries of blocks (B, count), first those that come first in each: (B, size * count)."""
     step = values.numel() // size * torch.arange(size, device=block.device)[:, None]
     return values.take((_places(values, block)[:, None] + step).flatten(1))
-
-
-def _subtract(gradient: Tensor, vectors: Tensor, factors: Tensor, rows: Tensor | None) -> None:
-    """From each row of the gradient its vector times its factor: of these rows, or of all where it is None."""
-    for part in parts(len(gradient), _rows(vectors)):
-        if rows is None:
-            chosen, factor = vectors[part], factors[part]
-        else:
-            chosen, factor = (each.index_select(0, rows[part]) for each in (vectors, factors))
-        gradient[part].addcmul_(chosen, factor[:, None], value=-1)
 
 
 def classify_proxies(

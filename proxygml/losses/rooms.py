@@ -1,0 +1,39 @@
+"""Memory of a large gradient, used again in the next step: fresh memory may take longer than the step itself."""
+
+import weakref
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE = 2**25  # bytes; from here on glibc asks the system for memory and gives it back in every step
+
+
+class Room:
+    """Memory that is lent again once nothing holds what it was lent for, such as a gradient after zero_grad().
+
+    On a GPU torch does so itself.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[np.ndarray] = deque(maxlen=1)
+
+    def empty(self, rows: int, like: Tensor) -> Tensor:
+        """A tensor (rows, D) of the type of `like` (P, D), with any values."""
+        width, size = like.shape[1], like.element_size()
+        if like.device.type != "cpu" or rows * width * size < LARGE:
+            return like.new_empty(rows, width)
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if len(memory) < rows * width * size:
+            memory = np.empty(rows * width * size * 9 // 8, np.uint8)  # sparse gradients vary: a little more
+        lent = memory[: rows * width * size]
+        weakref.finalize(lent, self._spare.append, memory).atexit = False
+        return torch.from_numpy(lent).view(like.dtype).view(rows, width)
+
+    def __reduce__(self) -> tuple[type["Room"], tuple[()]]:
+        """Of a copied or pickled loss the room is empty."""
+        return Room, ()
