@@ -51,11 +51,11 @@ Memory is the most that a step takes above parameters, by torch's account.
 - **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
   8 or 4 first, which have the same place in as many tiles, then the winning blocks. Exact: a block that holds one of
   the k largest has one of the k largest maxima.
-- **Gradients over links.** Up to a tenth of all proxies linked, gradients are sums over links (`embedding_bag`), beyond
-  it matrix products. Nothing normalised is kept: products are scaled by 1 / length instead.
-- **The same memory in every step.** A gradient of 32 MB or more lies in memory that the loss lends and lends again once
-  `zero_grad()` has let go of it ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory of that size is mapped page by
-  page, which takes longer than filling it. The column MB counts it.
+- **Gradients over links.** Of many proxies, up to a tenth of them linked, gradients are sums over links
+  (`embedding_bag`), otherwise matrix products. Nothing normalised is kept: products are scaled by 1 / length instead.
+- **The same memory in every step.** A gradient of a megabyte or more lies in memory that the loss lends, and again once
+  `zero_grad()` has let go of it ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page,
+  which takes longer than filling it. The column MB counts it.
 - **The regulariser** goes through sums of classes and makes its gradient on the way forward, part by part. Its cost is
   that of three products of CN x C x D, which no exact method avoids. `proxy_rows=1000` classifies a thousand proxies
   drawn at random instead of all: unbiased, and the only way for very many.

@@ -98,7 +98,7 @@ class ProxyGMLLoss(nn.Module):
         self.sparse_gradient = sparse_gradient
         self.proxy_rows = proxy_rows
         self.last_terms: Terms | None = None
-        self.room = Room()
+        self.gradient_room, self.product_room = Room(), Room()
         # As in the authors' code; the length matters although proxies are normalised, since gradients scale with
         # its inverse.
         bound = 1 / math.sqrt(num_classes * proxies_per_class)
@@ -185,7 +185,13 @@ class Equations(torch.autograd.Function):
             slopes = settings.scale * slope.gather(1, column)
             straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
             gradients = link_gradients(
-                samples, proxies, links, slopes, settings.room, sparse=settings.sparse_gradient, straight=straight
+                samples,
+                proxies,
+                links,
+                slopes,
+                settings.gradient_room,
+                sparse=settings.sparse_gradient,
+                straight=straight,
             )
             straighten(gradients[0], embeddings, inverse_lengths)
             gradients[0].mul_(inverse_lengths[:, None])
@@ -193,10 +199,11 @@ class Equations(torch.autograd.Function):
         if settings.proxy_weight == 0:
             loss, proxy_loss = sample_loss.clone(), None
         else:  # Eq. 8 to 11: lambda L^p
-            classify = classify_proxies if together is None else together.classify_proxies
-            weighted = classify(
-                proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
-            )
+            given = proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
+            if together is None:
+                weighted = classify_proxies(*given, settings.product_room)
+            else:
+                weighted = together.classify_proxies(*given)
             loss, proxy_loss = sample_loss + weighted, weighted / settings.proxy_weight  # Eq. 12: L
         ctx.save_for_backward(*gradients)
         terms = [term for term in (sample_loss, proxy_loss, unlinked) if term is not None]

@@ -1,4 +1,4 @@
-"""Memory of a large gradient, used again in the next step: fresh memory may take longer than the step itself."""
+"""Memory of large tensors, used again in the next step: fresh memory may take longer than what is done with it."""
 
 import weakref
 from collections import deque
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 2**25  # bytes; from here on glibc asks the system for memory and gives it back in every step
+LARGE = 2**20  # bytes; from about here on memory often comes from the system and goes back to it in every step
 
 
 class Room:

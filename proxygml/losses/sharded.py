@@ -78,7 +78,7 @@ class ShardedProxyGMLLoss(nn.Module):
         self.first_class, last = class_range(num_classes, dist.get_rank(group), dist.get_world_size(group))
         self.proxies = nn.Parameter(first_proxies(plain.proxies.shape, self.first_class, last, seed))
         self.last_terms: Terms | None = None
-        self.room = Room()
+        self.gradient_room = Room()
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the batches of all processes, the same on each."""

@@ -19,7 +19,7 @@ NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a tim
 NUMBERS_ON_GPU = 2**26
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
 HELD_ON_GPU = 2**27
-FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than matrix products that are mostly zero
+FEW_LINKS = 0.1  # of MANY proxies; up to here sums over links take less time than products of mostly zeros
 BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing; all divide the first
 MANY = 2**13  # proxies; from here on tiles and two rounds take less time than one product and one round
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
@@ -75,12 +75,13 @@ def link_gradients(
         there = (linked < len(vectors)).nonzero()[:, 0]
         linked, slopes, cosines, sample = (each[there] for each in (linked, slopes, cosines, sample))
     weights = slopes * links.inverse_lengths[linked]  # (L,): g / |p|
-    if len(linked) > FEW_LINKS * len(samples) * len(vectors) and not sparse:
+    over_links = sparse or (len(vectors) >= MANY and len(linked) <= FEW_LINKS * len(samples) * len(vectors))
+    if not over_links:
         matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
-        sample_gradient, proxy_gradient = matrix @ vectors, matrix.T @ samples  # (B, D), (CN, D)
+        proxy_gradient = torch.mm(matrix.T, samples, out=room.empty(len(vectors), samples))  # (CN, D)
         if straight:
             straighten(proxy_gradient, vectors, links.inverse_lengths)
-        return sample_gradient, proxy_gradient.view_as(proxies)
+        return matrix @ vectors, proxy_gradient.view_as(proxies)
 
     sample_gradient = _sums_of_rows(vectors, linked, weights, sample.bincount(minlength=len(samples)))  # (B, D)
     along = None  # (CN,): of each proxy the sum of g s / |p|^2
@@ -285,6 +286,7 @@ def classify_proxies(
     sampled: int | None = None,
     weight: float = 1.0,
     gradient: Tensor | None = None,
+    room: Room | None = None,
 ) -> Tensor:
     """A weight times L^p, the mean cross-entropy of proxies (C, N, D) that all of them classify; 1 / length: (CN,).
 
@@ -323,14 +325,16 @@ def classify_proxies(
         sum_gradient.addmm_(error.T, drawn[part])
     if gradient is not None and rows_gradient is not None:
         gradient.addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
-        straighten(rows_gradient, vectors, inverse_lengths)
+        straighten(rows_gradient, vectors, inverse_lengths, room)
     return loss
 
 
-def straighten(gradient: Tensor, vectors: Tensor, inverse_lengths: Tensor) -> None:
+def straighten(gradient: Tensor, vectors: Tensor, inverse_lengths: Tensor, room: Room | None = None) -> None:
     """Take from each row of a gradient (P, D) what points along its vector, whose length makes no difference."""
+    products = (room or Room()).empty(min(len(vectors), _rows(vectors)), vectors)  # (rows, D)
     for part in parts(len(vectors), _rows(vectors)):
-        along = torch.linalg.vecdot(gradient[part], vectors[part]) * inverse_lengths[part].square()  # (rows,)
+        product = torch.mul(gradient[part], vectors[part], out=products[: part.stop - part.start])
+        along = product.sum(dim=1) * inverse_lengths[part].square()  # (rows,)
         gradient[part].addcmul_(vectors[part], along[:, None], value=-1)
 
 

@@ -76,5 +76,5 @@ def test_a_copied_or_pickled_loss_has_a_room_of_its_own() -> None:
     held = gradients(loss, torch.randn(5, 6), torch.arange(5))
     for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
         found = gradients(other, torch.randn(5, 6), torch.arange(5))
-        assert other.room is not loss.room
+        assert other.gradient_room is not loss.gradient_room
         assert found.data_ptr() != held.data_ptr()
