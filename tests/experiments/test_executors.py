@@ -77,7 +77,7 @@ def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     os.kill(at_work[0], signal.SIGKILL)
-    _, said = process.communicate(timeout=240)
+    _, said = process.communicate(timeout=500)
     assert process.returncode == 0, said
     on_ray, by = known(), {run["made_by"]["executor"] for run in running.load_runs(RESULTS)}
     assert by == {"ray"}
