@@ -28,7 +28,8 @@ def start_copies(processes: int) -> None:
     Fabric would start them itself, but within seconds of the end of one it kills all, before any has said why.
     """
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = str(_keep_port())
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
         import torch  # here: only those who start processes need it
@@ -74,7 +75,10 @@ def _end(copies: list[subprocess.Popen]) -> None:
     Path(os.environ[WORD]).unlink(missing_ok=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _keep_port() -> int:
+    """A port for the processes to meet at, which nobody else is given as long as this one runs."""
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch, which asks for the same, may listen there
+    keeper.bind(("127.0.0.1", 0))
+    atexit.register(keeper.close)
+    return keeper.getsockname()[1]

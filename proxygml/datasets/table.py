@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from proxygml.datasets import ImageList
-from proxygml.datasets.names import Names
+from proxygml.datasets.names import TOGETHER, Names
 from proxygml.files import one_line
 
 WHERE = "your own CSV or parquet file with the columns path, label and, where you want to choose, split"
@@ -208,14 +208,16 @@ def _read_parquet(table: Path) -> Iterator[tuple[int, str, str, str | None]]:
         header = parquet.read_schema(table).names
         column = _columns(table, header)
         contents = parquet.read_table(table, columns=[header[place] for place in column.values()])
-        values = {name: contents.column(header[place]).to_pylist() for name, place in column.items()}
+        row = 0
+        for batch in contents.to_batches(max_chunksize=TOGETHER):  # texts only of some rows at a time
+            values = {name: batch.column(header[place]).to_pylist() for name, place in column.items()}
+            splits = map(str, values["split"]) if "split" in column else [None] * len(batch)
+            for path, label, split in zip(values["path"], values["label"], splits, strict=True):
+                row += 1
+                missing = label is None or label != label  # NaN differs from itself
+                yield row, path if isinstance(path, str) else "", "" if missing else str(label).strip(), split
     except Exception as error:  # on damaged bytes pyarrow raises whatever it stumbles over
         raise ValueError(f"cannot read {table} as a parquet file: {one_line(error)}") from error
-    splits = values.get("split", [None] * len(values["path"]))
-    for row, (path, label, split) in enumerate(zip(values["path"], values["label"], splits, strict=True), start=1):
-        missing = label is None or label != label  # NaN differs from itself
-        split = str(split) if "split" in column else None
-        yield row, path if isinstance(path, str) else "", "" if missing else str(label).strip(), split
 
 
 def _columns(table: Path, header: Sequence[str]) -> dict[str, int]:

@@ -44,19 +44,38 @@ def link(
 ) -> Links:
     """The subgraph of each sample: unit samples (B, D), proxies (C, N, D) of any length, labels (B,).
 
-    Where these are only some of all proxies, `among_all` is told how the k that rank first here rank, S + S^pos (B, k),
-    and says which of them (B, k) rank among the first k of all.
+    Where these are only some of all proxies, `among_all` is told how those that rank first here rank, S + S^pos
+    (B, k + 1), and says which of them (B, k + 1) rank among the first k of all; of equal ones it is told of the first.
     """
     per_class, vectors = proxies.shape[1], proxies.flatten(0, 1)  # (CN, D)
     own = labels[:, None] * per_class + torch.arange(per_class, device=labels.device)  # (B, N)
     nearest = _nearest_of_few if len(vectors) < MANY else _nearest_of_many
-    linked, cosines, inverse_lengths = nearest(samples, vectors, own, links, positive_bonus)
-    if among_all is not None:
-        positive = linked // per_class == labels[:, None]  # (B, k)
-        chosen = among_all(cosines + positive_bonus * positive)  # (B, k)
-        linked, order = linked.where(chosen, len(vectors)).sort(dim=1)  # (B, k)
-        cosines = cosines.gather(1, order)
-    return Links(linked, cosines, inverse_lengths, complete=among_all is None)
+    if among_all is None:
+        return Links(*nearest(samples, vectors, own, links, positive_bonus), complete=True)
+    some = min(links + 1, len(vectors))
+    linked, cosines, inverse_lengths = nearest(samples, vectors, own, some, positive_bonus)  # (B, k + 1)
+    ranks = cosines + positive_bonus * (linked // per_class == labels[:, None])
+    lowest = ranks.topk(min(2, some), largest=False).values  # (B, 2): equal where topk had to choose among equals
+    for row in (lowest[:, 0] == lowest[:, -1]).nonzero()[:, 0].tolist() if some < len(vectors) else ():
+        linked[row], cosines[row], ranks[row] = _nearest_in_order(
+            samples[row], vectors, inverse_lengths, own[row], some, positive_bonus
+        )
+    linked, order = linked.where(among_all(ranks), len(vectors)).sort(dim=1)  # (B, k + 1)
+    return Links(linked, cosines.gather(1, order), inverse_lengths, complete=False)
+
+
+def _nearest_in_order(
+    sample: Tensor, vectors: Tensor, inverse_lengths: Tensor, own: Tensor, links: int, positive_bonus: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k proxies (k,) of one sample (D,) that rank first, of equal ones the first; their cosines and ranks (k,)."""
+    cosines = (vectors @ sample).mul_(inverse_lengths)  # (CN,)
+    own, here = _within(own, len(vectors))
+    ranks = cosines.index_add(0, own, positive_bonus * here.to(cosines.dtype))
+    edge = ranks.topk(links, sorted=False).values.amin()
+    equal = (ranks == edge).nonzero()[:, 0]
+    larger = (ranks > edge).nonzero()[:, 0]
+    linked = torch.cat([larger, equal[: links - len(larger)]]).sort().values
+    return linked, cosines[linked], ranks[linked]
 
 
 def link_gradients(

@@ -4,7 +4,6 @@ import hashlib
 import os
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -161,47 +160,31 @@ def test_a_long_list_loads_without_a_look_at_the_images(tmp_path, monkeypatch):
     assert 0 < len(looked) < 10  # at the table itself
 
 
-def fake_parquet(monkeypatch, columns):
-    """Stands in for pyarrow.parquet where pyarrow is not installed: the three calls that the loader makes."""
+@pytest.fixture
+def write_parquet(tmp_path, monkeypatch):
+    """Writes columns to a parquet file, of which two rows are read at a time."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    monkeypatch.setattr(table, "TOGETHER", 2)
 
-    def read_table(path, columns):
-        return SimpleNamespace(column=lambda name: SimpleNamespace(to_pylist=lambda: contents[name]))
+    def write(columns):
+        parquet.write_table(pyarrow.table(columns), tmp_path / "list.parquet")
+        return tmp_path / "list.parquet"
 
-    contents = columns
-    module = ModuleType("pyarrow.parquet")
-    module.read_schema = lambda path: SimpleNamespace(names=list(contents))
-    module.read_table = read_table
-    package = ModuleType("pyarrow")
-    package.parquet = module
-    monkeypatch.setitem(sys.modules, "pyarrow", package)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    return write
 
 
-def test_parquet_columns_are_read_as_a_csv_is(tmp_path, monkeypatch):
-    fake_parquet(
-        monkeypatch, {"label": [7, 8, 7], "path": ["a.jpg", "b.jpg", "c.jpg"], "split": ["train", "test", "train"]}
-    )
-    (tmp_path / "list.parquet").touch()
-    train, test = table.load(tmp_path / "list.parquet")
+def test_parquet_columns_are_read_as_a_csv_is(write_parquet):
+    columns = {"label": [7, 8, 7], "path": ["a.jpg", "b.jpg", "c.jpg"], "split": ["train", "test", "train"]}
+    train, test = table.load(write_parquet(columns | {"more": [0.5, 0.5, 0.5]}))
     assert (train.paths, train.class_names) == (["a.jpg", "c.jpg"], ("7",))
     assert (test.paths, test.class_names) == (["b.jpg"], ("8",))
 
 
-@pytest.mark.parametrize("hole", [None, float("nan")])
-def test_a_hole_in_a_parquet_column_is_named_with_its_row(tmp_path, monkeypatch, hole):
-    fake_parquet(monkeypatch, {"path": ["a.jpg", "b.jpg"], "label": ["one", hole]})
-    (tmp_path / "list.parquet").touch()
-    with pytest.raises(ValueError, match=r"list.parquet, row 2: expected a path and a label, got path 'b.jpg'"):
-        table.load(tmp_path / "list.parquet")
-
-
-def test_genuine_parquet_loads_where_pyarrow_is_installed(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    columns = {"path": ["a.jpg", "b.jpg"], "label": [1, 2], "split": ["train", "test"], "more": [0.5, 0.5]}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "list.parquet")
-    train, test = table.load(tmp_path / "list.parquet")
-    assert (train.paths, test.paths, test.class_names) == (["a.jpg"], ["b.jpg"], ("2",))
+@pytest.mark.parametrize("labels", [["one", "two", None], [1.0, 2.0, float("nan")]])
+def test_a_hole_in_a_parquet_column_is_named_with_its_row(write_parquet, labels):
+    with pytest.raises(ValueError, match=r"list.parquet, row 3: expected a path and a label, got path 'c.jpg'"):
+        table.load(write_parquet({"path": ["a.jpg", "b.jpg", "c.jpg"], "label": labels}))
 
 
 def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, monkeypatch):

@@ -1,17 +1,22 @@
 """Images in tar files: listed without unpacking, read where they lie, streamed without loss or repetition."""
 
 import io
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
-from proxygml import datasets, sampling
+from proxygml import datasets, ingredients, sampling
 from proxygml.datasets import tar
 from proxygml.datasets.check import find_problems
+from proxygml.learning import Learner
 from proxygml.recipes import GLYPHS
 from proxygml.training import train
 
@@ -69,6 +74,19 @@ def test_a_network_trains_on_them(shards: Path, tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run")
     assert run.scores["trained"]["images"] == 16
     assert not (tmp_path / "cache").exists()  # as presets for photos ask for one
+
+
+def test_processes_and_their_workers_together_read_every_image_once(shards: Path) -> None:
+    images, _ = datasets.load("tar", shards)
+    recipe = GLYPHS.changed({"dataset": "tar", "data": str(shards), "image_size": 8, "batch_size": 5, "workers": 2})
+    batches = ingredients.draw_batches(recipe, images.labels, nn.Identity(), epoch=0)
+    read: list[int] = []
+    for rank in range(2):
+        process = SimpleNamespace(global_rank=rank, world_size=2)
+        learner = cast(Learner, SimpleNamespace(recipe=recipe, images=images, fabric=process))
+        for pixels, _ in Learner._load(learner, batches, epoch=0):
+            read += (pixels[:, 0, 0, 0] // 7).tolist()  # by their shade of red
+    assert sorted(read) == sorted(int(re.search(r"(\d+)\.png@", path, re.I).group(1)) for path in images.paths)
 
 
 @pytest.mark.parametrize(

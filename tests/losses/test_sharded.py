@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,20 +45,30 @@ def proxies_of(case: int) -> Tensor:
     return torch.randn(CLASSES, PER_CLASS, DIMENSION, generator=generator, dtype=torch.float64)
 
 
-def sharded(case: int, precision: torch.dtype) -> ShardedProxyGMLLoss:
-    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, proxies_per_class=PER_CLASS, **OPTIONS[case]).to(precision)
+def sharded(case: int, precision: torch.dtype, group: dist.ProcessGroup | None) -> ShardedProxyGMLLoss:
+    settings = {"proxies_per_class": PER_CLASS, "group": group, **OPTIONS[case]}
+    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, **settings).to(precision)
     with torch.no_grad():
         loss.proxies.copy_(proxies_of(case)[loss.first_class :][: len(loss.proxies)])
     return loss
 
 
-def work(rank: int, size: int, folder: str) -> None:
-    """What every process does; what it finds is left in a file for the tests."""
+def work(rank: int, folder: str) -> None:
+    """What every process does, in groups of each size; what it finds is left in files for the tests."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    most = max(SIZES)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=most)
+    for size in SIZES:
+        group = dist.new_group(range(size)) if size < most else None  # None: all processes
+        if rank < size:
+            torch.save(work_in_group(rank, size, group), f"{folder}/{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def work_in_group(rank: int, size: int, group: dist.ProcessGroup | None) -> dict:
     found = {"losses": {}, "network": [], "chosen": []}
     for case, precision in itertools.product(range(len(OPTIONS)), (torch.float32, torch.float64)):
-        loss = sharded(case, precision)
+        loss = sharded(case, precision, group)
         embeddings, labels = batch_of(size, rank, case)
         embeddings = embeddings.to(precision).requires_grad_()
         value = loss(embeddings, labels)
@@ -72,8 +82,8 @@ def work(rank: int, size: int, folder: str) -> None:
             "terms": loss.last_terms,
         }
     torch.manual_seed(0)
-    network = nn.parallel.DistributedDataParallel(nn.Linear(DIMENSION, DIMENSION).double())
-    loss = sharded(len(OPTIONS) - 1, torch.float64)
+    network = nn.parallel.DistributedDataParallel(nn.Linear(DIMENSION, DIMENSION).double(), process_group=group)
+    loss = sharded(len(OPTIONS) - 1, torch.float64, group)
     optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.01)
     for case in range(20):
         features, labels = batch_of(size, rank, case)
@@ -84,20 +94,32 @@ def work(rank: int, size: int, folder: str) -> None:
     found["trained"] = loss.proxies.detach()
     for case in range(30):
         ranks = whole_ranks(case).tensor_split(size, dim=1)[rank]
-        found["chosen"].append(first_of_all(ranks, 1 + case % 12, None))
+        found["chosen"].append(first_of_all(ranks, 1 + case % 12, group))
+    found["equal"] = linked_among_equals(rank, group)
     rows = torch.arange(2 * rank, dtype=torch.float64)[:, None].requires_grad_()  # none of rank 0
-    gathered = gather_rows(rows, shared=True)
+    gathered = gather_rows(rows, group, shared=True)
     (gathered * (rank + 1)).sum().backward()
     found["gathered"], found["of rows"] = gathered.detach(), rows.grad
-    found["started"] = ShardedProxyGMLLoss(3000, 2, proxies_per_class=2, seed=7, links=50).proxies.detach()
-    found["refused"] = refusal(lambda: ShardedProxyGMLLoss(CLASSES + (rank == size - 1), DIMENSION))
-    loss, last = ShardedProxyGMLLoss(CLASSES, DIMENSION), rank == size - 1
+    started = ShardedProxyGMLLoss(3000, 2, proxies_per_class=2, seed=7, links=50, group=group)
+    found["started"] = started.proxies.detach()
+    found["refused"] = refusal(lambda: ShardedProxyGMLLoss(CLASSES + (rank == size - 1), DIMENSION, group=group))
+    loss, last = ShardedProxyGMLLoss(CLASSES, DIMENSION, group=group), rank == size - 1
     embeddings, labels = torch.ones(2, DIMENSION), torch.tensor([0, 1])
     found["no class"] = refusal(lambda: loss(embeddings, labels + CLASSES * last))
     found["no number"] = refusal(lambda: loss(embeddings * (math.nan if last else 1), labels))
     found["no batch"] = refusal(lambda: loss(embeddings[:0], labels[:0]))
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    return found
+
+
+def linked_among_equals(rank: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """The loss of one sample of each process, to which all proxies are equally near, and which of those here it has."""
+    settings = {"proxies_per_class": PER_CLASS, "links": 8, "proxy_weight": 0.0, "sparse_gradient": True}
+    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, **settings, group=group)
+    nn.init.ones_(loss.proxies)
+    value = loss(torch.eye(DIMENSION)[rank : rank + 1], torch.tensor([CLASSES - 1 - rank]))
+    value.backward()
+    classes, places = loss.proxies.grad.coalesce().indices()
+    return value.detach(), (loss.first_class + classes) * PER_CLASS + places
 
 
 def refusal(call: Callable[[], object]) -> str | None:
@@ -115,12 +137,19 @@ def whole_ranks(case: int) -> Tensor:
     return torch.where(torch.rand(4, 12, generator=generator) < 0.3, -ranks, ranks)
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size} processes")
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict]]:
-    """What each process has found, by rank."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where as many processes as the largest group has have left what they found."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(work, (request.param, str(folder)), nprocs=request.param)
-    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
+    torch.multiprocessing.spawn(work, (str(folder),), nprocs=max(SIZES))
+    return folder
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size} processes")
+def found(request: pytest.FixtureRequest, folder: Path) -> list[dict]:
+    """What each process of a group has found, by rank."""
+    size = request.param
+    return [torch.load(folder / f"{size}-{rank}.pt", weights_only=False) for rank in range(size)]
 
 
 def whole(case: int) -> ProxyGMLLoss:
@@ -180,6 +209,14 @@ def test_the_largest_of_all_are_found_together_and_of_equal_ones_the_first(found
         order = (-ranks).sort(dim=1, stable=True).indices[:, :count]
         expected = torch.zeros_like(ranks, dtype=torch.bool).scatter(1, order, True)
         assert torch.equal(torch.cat([process["chosen"][case] for process in found], dim=1), expected)
+
+
+def test_of_proxies_that_are_equally_near_the_first_of_all_are_linked_and_no_more_than_k(found: list[dict]) -> None:
+    own = {place for rank in range(len(found)) for place in range(3 * (10 - rank), 3 * (11 - rank))}
+    assert set(torch.cat([process["equal"][1] for process in found]).tolist()) == own | {0, 1, 2, 3, 4}
+    link = 1 / math.sqrt(DIMENSION)  # three links to the own class, three to the first one, two to the second
+    expected = math.log(2 * math.exp(3 * link) + math.exp(2 * link)) - 3 * link
+    assert [process["equal"][0].item() for process in found] == pytest.approx([expected] * len(found), abs=1e-6)
 
 
 def test_rows_are_gathered_by_rank_and_their_gradients_come_back_to_their_owners(found: list[dict]) -> None:
