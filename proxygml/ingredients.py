@@ -23,9 +23,10 @@ from proxygml.backbones.trunk import Trunk
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems, without_problems
+from proxygml.files import one_line
 from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, Mirrored
-from proxygml.launching import start_copies
+from proxygml.launching import LostOthersError, start_copies
 from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
@@ -65,9 +66,17 @@ def start_fabric(recipe: Recipe) -> Fabric:
         )
     except RuntimeError as error:
         raise ValueError(f"device {recipe.device} is not to be had here: use --device cpu or auto") from error
-    fabric.launch()
-    if fabric.world_size > 1:
-        same_everywhere(asdict(recipe))
+    try:
+        fabric.launch()
+        if fabric.world_size > 1:
+            same_everywhere(asdict(recipe))
+    except RuntimeError as error:
+        if devices * nodes == 1:
+            raise
+        raise LostOthersError(
+            f"not all of the {devices * nodes} processes came together: one has ended or hangs "
+            f"({one_line(error, most=100)}). Give the command again"
+        ) from error
     fabric.seed_everything(recipe.seed, verbose=False)
     return fabric
 
