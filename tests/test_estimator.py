@@ -215,7 +215,7 @@ def test_a_bar_is_shown_when_it_is_asked_for(capsys: pytest.CaptureFixture) -> N
     ("change", "settings", "message"),
     [
         (lambda x, y: (x, np.zeros(len(y))), {}, "at least two classes, got 1 class"),
-        (lambda x, y: (x[:, 0], y), {}, "Expected 2D array, got 1D array"),
+        (lambda x, y: (x[:, 0], y), {}, "Expected 2D array, got 1D array instead: Reshape your data: "),
         (lambda x, y: (x[:-1], y), {}, "inconsistent numbers of samples"),
         (lambda x, y: (np.where(x > 2, np.nan, x), y), {}, "contains NaN"),
         (lambda x, y: (np.ones_like(x), y), {}, "features that vary, got 48 equal samples"),
@@ -229,5 +229,6 @@ def test_a_bar_is_shown_when_it_is_asked_for(capsys: pytest.CaptureFixture) -> N
     ],
 )
 def test_what_cannot_be_learned_from_is_refused_with_the_reason(change, settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         ProxyGMLEmbedding(epochs=1, **settings).fit(*change(*birds(4)))
+    assert "\n" not in str(caught.value)
