@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from proxygml import ProxyGMLEmbedding
+from proxygml import ProxyGMLEmbedding, heads
 from proxygml.evaluation import neighbours
 from proxygml.heads import Moments, choose_links, sharpening, whitening
 
@@ -67,7 +67,7 @@ def test_few_dimensions_lose_less_than_principal_components_do() -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/cub_efficientnet_lite0.npz")
 def test_it_helps_on_real_features_of_unseen_birds() -> None:
     arrays = np.load(SHARED)
-    features, labels = arrays["vectors"], arrays["labels"]
+    features, labels = arrays["vectors"][:, ::2], arrays["labels"]  # half of them: quicker
     seen, unseen = labels < 40, (labels >= 100) & (labels < 140)
     model = ProxyGMLEmbedding(random_state=0, epochs=8).fit(features[seen], labels[seen])
     assert recall(model.transform(features[unseen]), labels[unseen]) > recall(features[unseen], labels[unseen]) + 1
@@ -164,7 +164,8 @@ def test_it_works_with_names_in_pipelines_and_searches() -> None:
     assert fitted.get_feature_names_out()[0] == "proxygmlembedding0"
 
 
-def test_seeds_repeat_and_the_callers_random_numbers_are_left_alone() -> None:
+def test_seeds_repeat_and_the_callers_random_numbers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "MOST_CLASSIFIED", 20)  # of 48 proxies: some are drawn
     features, labels = birds(12)
     torch.manual_seed(3)
     expected = torch.rand(1)
