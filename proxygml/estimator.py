@@ -140,7 +140,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def transform(self, X: np.ndarray) -> np.ndarray:  # noqa: N803
         """Features X (M, n_features) in the new space: unit vectors (M, n_components)."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=FLOATS)  # noqa: N806
+        with _in_one_line():
+            X = validate_data(self, X, reset=False, dtype=FLOATS)  # noqa: N806
         return transformed(_raised(X, self.power_), self.mean_, self.components_).astype(X.dtype)
 
     @property
@@ -155,7 +156,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def _checked(self, X: np.ndarray, y: np.ndarray, *, first: bool) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
         """Features (M, D) raised to the power, and labels (M,) as they came, once both and all settings can be used."""
-        X, y = validate_data(self, X, y, reset=first, dtype=FLOATS, ensure_min_samples=1 + first)  # noqa: N806
+        with _in_one_line():
+            X, y = validate_data(self, X, y, reset=first, dtype=FLOATS, ensure_min_samples=1 + first)  # noqa: N806
         check_classification_targets(y)
         if y.dtype.kind == "u" and y.max() < 2**63:
             y = y.astype(np.int64)
@@ -256,6 +258,18 @@ def _score(vectors: np.ndarray, labels: np.ndarray) -> float:
     """The mean of Recall@1 and MAP@R in percent: unit vectors (M, d), labels (M,)."""
     scores = evaluate(vectors, labels, recall_at=(1,), cluster=False)
     return 50 * (scores.recall[1] + scores.map_at_r)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Without what scikit-learn's errors say below their first line: the array, and other estimators to take."""
+    try:
+        yield
+    except ValueError as error:
+        first, _, more = str(error).partition("\n")
+        if "Reshape your data" in more:
+            first += " Reshape your data: X.reshape(1, -1) if it is one sample, X.reshape(-1, 1) if one feature"
+        raise ValueError(first) from error
 
 
 @contextmanager

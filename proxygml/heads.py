@@ -13,6 +13,7 @@ PROXY_LEARNING_RATE = 1e-2  # proxies have unit length
 FEWEST_STEPS = 16  # in an epoch: batches of few samples are smaller
 LEAST_VARIANCE = 1e-6  # of the mean one
 MOST_NEGATIVES = 100  # links to proxies of other classes
+MOST_CLASSIFIED = 2_000  # proxies that a step's L^p is the mean of, drawn by chance among more: all cost C^2 N
 
 
 def choose_links(num_classes: int, proxies_per_class: int) -> int:
@@ -30,7 +31,13 @@ def make_loss(
     """The loss for so many classes."""
     links = choose_links(num_classes, proxies_per_class) if links is None else links
     return ProxyGMLLoss(
-        num_classes, width, proxies_per_class=proxies_per_class, links=links, proxy_weight=proxy_weight, scale=scale
+        num_classes,
+        width,
+        proxies_per_class=proxies_per_class,
+        links=links,
+        proxy_weight=proxy_weight,
+        scale=scale,
+        proxy_rows=MOST_CLASSIFIED,
     )
 
 
@@ -174,11 +181,13 @@ class Head:
         self._welcome(samples, classes, order)
         if len(self.proxies) < 2:
             return
-        for rows in order.split(min(self.batch_size, -(-len(order) // FEWEST_STEPS))):
-            loss = self.loss(samples[rows] @ (self.start + self.turn), classes[rows])
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+            torch.set_rng_state(self.random.get_state())
+            for rows in order.split(min(self.batch_size, -(-len(order) // FEWEST_STEPS))):
+                loss = self.loss(samples[rows] @ (self.start + self.turn), classes[rows])
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
 
     def _welcome(self, samples: Tensor, labels: Tensor, order: Tensor) -> None:
         """Give new classes proxies, at samples of theirs."""
@@ -194,7 +203,7 @@ class Head:
             self.proxies = nn.Parameter(torch.cat([self.proxies, new]))
         if num_classes < 2:
             return
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are not ours to draw
+        with torch.random.fork_rng(devices=[]):  # as above
             self.loss = self.make_loss(num_classes)
         self.loss.proxies = self.proxies
         groups = [

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -81,7 +82,9 @@ def in_another_process(layout: str, vectors: np.ndarray, report: Report) -> np.n
         np.save(file, vectors)
         file.flush()
         process = context.Process(target=_work, args=(layout, file.name, theirs), daemon=True)
-        # Ctrl-C goes to all processes of a terminal; this one is not to hear it, since we end it.
+        # Ctrl-C goes to all processes of a terminal; this one is not to hear it, since we end it. What keeps a list of
+        # resources is begun first: whoever begins it hears Ctrl-C afterwards.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -68,7 +68,7 @@ def client(colours: Space) -> Iterator[TestClient]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served_run(trained_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `proxygml browse RUN --split train`, in a process of its own."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
@@ -88,9 +88,9 @@ def served(*arguments: object) -> Iterator[str]:
             process.communicate(timeout=20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
-    """Debian's Chromium, driven by Playwright."""
+    """Debian's Chromium, driven by Playwright; while it is there, no other event loop may run in this process."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
     )

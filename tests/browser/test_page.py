@@ -222,7 +222,6 @@ def test_the_map_is_moved_zoomed_and_asked(visit: Callable[..., Visit], tmp_path
     page = seen.page
     page.keyboard.press("m")
     seen.until("places !== null && frame === 0")
-    page.wait_for_timeout(200)
     blank = (seen.darkest("#stage") == 255).all(axis=2).mean()
     assert blank < 0.995  # something is drawn
     page.screenshot(path=tmp_path / "map.png")
@@ -256,7 +255,6 @@ def test_the_links_of_the_chosen_sample_are_drawn_to_its_proxies(visit: Callable
     page.wait_for_selector("#nearest .tile")
     page.keyboard.press("m")
     seen.until("places !== null && frame === 0")
-    page.wait_for_timeout(200)
     graph = page.evaluate("found.subgraph")
     per_class = page.evaluate("space.proxies.per_class")
     assert len(graph["linked"]) == page.evaluate("space.proxies.links")
@@ -265,7 +263,7 @@ def test_the_links_of_the_chosen_sample_are_drawn_to_its_proxies(visit: Callable
     with_links = seen.darkest("#stage")
     page.screenshot(path=tmp_path / "links.png")
     page.uncheck("#proxies")
-    page.wait_for_timeout(200)
+    seen.until("frame === 0")  # what was asked for is drawn
     without = seen.darkest("#stage")
     page.check("#proxies")
     # The middle of the line to a proxy of its own class is drawn only while proxies are.
@@ -285,7 +283,11 @@ def test_tsne_is_drawn_in_the_background_with_progress_and_can_be_stopped(visit:
     seen.until("places !== null")
     before = page.evaluate("Array.from(places.slice(0, 20))")
     page.select_option("#layout", "tsne")
-    page.click("#drawing button:has-text('Stop')")
+    page.wait_for_selector("#drawing progress")
+    page.evaluate("window.stop = document.querySelector('#drawing button')")
+    page.evaluate("jobs.tsne.done += 1, showProgress()")
+    assert page.evaluate("stop.isConnected")  # progress leaves the button in its place, so that a click is heard
+    page.evaluate("stop.click()")
     seen.until("jobs.tsne.state === 'idle'")
     assert page.locator("#layout").input_value() == "pca"
     page.select_option("#layout", "tsne")
@@ -293,6 +295,7 @@ def test_tsne_is_drawn_in_the_background_with_progress_and_can_be_stopped(visit:
     page.click("nav button[data-go=images]")
     page.click("#grid .tile >> nth=1")  # the server answers meanwhile
     page.wait_for_selector("#nearest .tile")
+    seen.until("jobs.tsne.state === 'done'")  # while another view is open
     page.keyboard.press("m")
     seen.until("layout === 'tsne'")
     assert page.evaluate("Array.from(places.slice(0, 20))") != before
@@ -370,7 +373,9 @@ def test_a_narrow_screen_holds_everything_without_scrolling_sideways(
     fits("chosen")
     page.tap("text=✕ Close")
     page.wait_for_selector("#grid:visible")
-    page.tap("nav button[data-go=confusions]")
+    page.tap("#grid .tile >> nth=2")
+    page.wait_for_selector("#nearest .tile")
+    page.tap("nav button[data-go=confusions]")  # which the chosen one does not cover
     page.wait_for_selector(".pair")
     fits("confusions")
     page.tap("nav button[data-go=map]")
