@@ -179,6 +179,9 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if first:
             if (X[0] == X).all():
                 raise ValueError(f"expected features that vary, got {len(X)} equal samples")
+            largest = float(np.abs(X).max())
+            if not 1e-100 <= largest <= 1e100:  # squares of others are 0 or infinite
+                raise ValueError(f"expected features between 1e-100 and 1e100, got up to {largest:.3g}: scale them")
             self.power_ = (0.5 if X.min() >= 0 else 1.0) if self.power is None else self.power
             require_positive(power=self.power_)
         return _raised(X, self.power_), y

@@ -220,6 +220,8 @@ def test_a_bar_is_shown_when_it_is_asked_for(capsys: pytest.CaptureFixture) -> N
         (lambda x, y: (x[:-1], y), {}, "inconsistent numbers of samples"),
         (lambda x, y: (np.where(x > 2, np.nan, x), y), {}, "contains NaN"),
         (lambda x, y: (np.ones_like(x), y), {}, "features that vary, got 48 equal samples"),
+        (lambda x, y: (x * 1e200, y), {}, "features between 1e-100 and 1e100, got up to"),
+        (lambda x, y: (x * 1e-200, y), {}, "features between 1e-100 and 1e100, got up to"),
         (lambda x, y: (x, y + 0.5), {}, "Unknown label type"),
         (lambda x, y: (x, y), {"n_components": 25}, "n_components up to 24, as X has features, got 25"),
         (lambda x, y: (x, y), {"n_components": 0}, "n_components as a whole number of at least 1, got 0"),
