@@ -1,12 +1,14 @@
 """The page of `proxygml browse` with 100,000 vectors in a headless Chromium: frames of its map, answers of its server.
 
-    python -m benchmarks.page              # prints the table; --points for another number
+    python -m benchmarks.page [--points 100000]
 
-Frames are drawn while the map is dragged in circles by a mouse. Least is what a frame's points take where
-nobody else works; calls that find nothing to draw are left out.
+Writes results/bench/page.json, of which `python -m benchmarks.report` makes a part of docs/performance.md. Frames are
+drawn while the map is dragged in circles by a mouse. Least is what a frame's points take where nobody else works; calls
+that find nothing to draw are left out.
 """
 
 import argparse
+import json
 import math
 import re
 import shutil
@@ -18,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
+
+from benchmarks.measuring import save
 
 SCREENS = {"1280 x 800": (1280, 800, 1), "1920 x 1080": (1920, 1080, 1), "1280 x 800, fine (2 x)": (1280, 800, 2)}
 DIMENSIONS, CLASSES = 128, 500
@@ -48,9 +52,11 @@ def main() -> None:
         command = [sys.executable, "-m", "proxygml", "browse", path, "--port", "0", "--no-open"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                measure(re.search(r"http://\S+", server.stdout.readline())[0], options.seconds)
+                found = measure(re.search(r"http://\S+", server.stdout.readline())[0], options.seconds)
             finally:
                 server.terminate()
+    print(json.dumps(found, indent=1))
+    print(f"written: {save('page', {'points': options.points} | found)}")
 
 
 def write_vectors(path: Path, count: int) -> None:
@@ -62,9 +68,9 @@ def write_vectors(path: Path, count: int) -> None:
     np.savez(path, vectors=vectors.astype(np.float32), labels=labels)
 
 
-def measure(address: str, seconds: float) -> None:
-    """Print a line for each screen, then the server's times."""
-    print("screen                     frames/s   gap ms: median   95 %   points ms: least  median")
+def measure(address: str, seconds: float) -> dict:
+    """Frames on each screen, then the server's times."""
+    screens = {}
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (width, height, ratio) in SCREENS.items():
@@ -75,17 +81,21 @@ def measure(address: str, seconds: float) -> None:
             page.evaluate(WATCH)
             drag(page, seconds)
             gaps, draws = (np.array(values) for values in page.evaluate("unwatch()"))
-            print(
-                f"{name:26s}{1000 * len(gaps) / gaps.sum():9.0f}{np.median(gaps):17.1f}{np.quantile(gaps, 0.95):7.1f}"
-                f"{draws[draws > 0.5].min():19.1f}{np.median(draws[draws > 0.5]):8.1f}"
-            )
+            draws = draws[draws > 0.5]
+            screens[name] = {
+                "frames_a_second": round(1000 * len(gaps) / gaps.sum(), 1),
+                "gap_ms": round(float(np.median(gaps)), 1),
+                "gap_ms_95": round(float(np.quantile(gaps, 0.95)), 1),
+                "points_ms_least": round(float(draws.min()), 1),
+                "points_ms": round(float(np.median(draws)), 1),
+            }
         asked = "() => { const t = performance.now(); return ask('/api/images/7').then(() => performance.now() - t); }"
-        print(f"nearest of an image: {np.median([page.evaluate(asked) for _ in range(20)]):.0f} ms")
+        nearest = float(np.median([page.evaluate(asked) for _ in range(20)]))
         began = time.perf_counter()
         page.evaluate("startJob('failures')")
         until(page, "jobs.failures.state === 'done'")
-        print(f"failures and confusions of all: {time.perf_counter() - began:.0f} s")
         browser.close()
+    return {"screens": screens, "nearest_ms": round(nearest), "failures_s": round(time.perf_counter() - began)}
 
 
 def drag(page: Page, seconds: float) -> None:

@@ -100,6 +100,12 @@ vectors ([`folder.py`](../proxygml/index/folder.py)): of ivf-pq, which keeps a b
 that is asked for. The exact search compares {compared:,} vectors at a time, where faiss by itself takes 1,024: tried by
 hand, two threads then mostly waited for each other.
 
+## The page
+The map of `proxygml browse` with {page_points:,} points in a headless Chromium without a graphics card, dragged in
+circles (`python -m benchmarks.page`). There the nearest of an image come after {page_nearest} ms, and the failures and
+confusions of all images after {page_failures} s.
+
+{page}
 ## A training step
 Where the time of a step goes, and what share of an epoch the scoring of held-out classes takes.
 
@@ -164,6 +170,12 @@ def search_table(cases: dict) -> Table:
     return Table(columns, tuple(rows))
 
 
+def page_table(screens: dict) -> Table:
+    columns = ("screen", "frames a second", "from frame to frame, ms", "95 % of them, ms", "drawing the points, ms")
+    names = ("frames_a_second", "gap_ms", "gap_ms_95", "points_ms")
+    return Table(columns, tuple((screen, *(str(found[name]) for name in names)) for screen, found in screens.items()))
+
+
 def training_text(cases: dict) -> str:
     columns = ("", *next(iter(cases.values()))["parts_ms"], "scoring, of an epoch")
     rows = []
@@ -198,8 +210,8 @@ def draw(found: dict, key: str, label: str, path: Path) -> None:
 
 def page() -> str:
     """The whole of docs/performance.md."""
-    names = ("loss", "optimizer", "evaluation", "training", "search")
-    loss, optimizer, evaluation, training, search = (load(name) for name in names)
+    names = ("loss", "optimizer", "evaluation", "training", "search", "page")
+    loss, optimizer, evaluation, training, search, browsed = (load(name) for name in names)
     peers = sorted({best_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     made_by = loss["made_by"]
     return TEXT.format(
@@ -222,6 +234,10 @@ def page() -> str:
         search_count=search["count"],
         search=search_table(search["cases"]).to_markdown(),
         compared=finder.COMPARED,
+        page_points=browsed["points"],
+        page_nearest=browsed["nearest_ms"],
+        page_failures=browsed["failures_s"],
+        page=page_table(browsed["screens"]).to_markdown(),
         training=training_text(training["cases"]),
     )
 
