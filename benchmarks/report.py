@@ -14,7 +14,7 @@ from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 from proxygml.index import finder
-from proxygml.losses import subgraphs
+from proxygml.losses import nearest
 
 PAGE = Path("docs/performance.md")
 OURS, SPARSE, DENSE = "proxygml", "proxygml, sparse gradient", "dense equations"
@@ -40,7 +40,8 @@ Memory is the most that a step takes above parameters, by torch's account.
 ![cost against the batch](../results/bench/batch.png)
 
 ### How
-[`subgraphs.py`](../proxygml/losses/subgraphs.py) is the one implementation for all sizes. What it chooses by size:
+[`subgraphs.py`](../proxygml/losses/subgraphs.py), with [`nearest.py`](../proxygml/losses/nearest.py), is the one
+implementation for all sizes. What it chooses by size:
 
 - **Fewer than {few_proxies:,} proxies** are ranked at once, as the equations are written: the number of operations
   counts here, more than their size.
@@ -217,8 +218,8 @@ def page() -> str:
     return TEXT.format(
         machine=f"Here: {made_by['machine']}, {loss['threads']} threads, torch {made_by['torch']}.",
         peers=", ".join(peers),
-        held=subgraphs.HELD,
-        few_proxies=subgraphs.MANY,
+        held=nearest.HELD,
+        few_proxies=nearest.MANY,
         loss=loss_table(loss["cases"]).to_markdown(),
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
         images=evaluation["images"],

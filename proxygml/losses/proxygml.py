@@ -14,9 +14,9 @@ section 3, whose symbols are called here:
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
-`Equations.forward` goes through them in order; what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py. Gradients
-are written out: they are short, and take less time and memory than those of autograd. docs/paper.md lists where this
-differs from the paper or from its authors' code, and why.
+`Equations.forward` goes through them in order; what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py and
+nearest.py. Gradients are written out: they are short, and take less time and memory than those of autograd.
+docs/paper.md lists where this differs from the paper or from its authors' code, and why.
 """
 
 import math
@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from proxygml.losses.interface import checked_labels, highest_precision, require_whole
+from proxygml.losses.nearest import invert_lengths
 from proxygml.losses.rooms import Room
-from proxygml.losses.subgraphs import classify_proxies, invert_lengths, link, link_gradients, straighten
+from proxygml.losses.subgraphs import classify_proxies, link, link_gradients, straighten
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NO_CLASS = -(2**62)  # below whatever labels of other processes are here

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from proxygml.gathering import gather_rows, same_everywhere
 from proxygml.losses.interface import check_values, checked_shapes, highest_precision
+from proxygml.losses.nearest import at_a_time, parts
 from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
 from proxygml.losses.rooms import Room
-from proxygml.losses.subgraphs import at_a_time, parts, straighten
+from proxygml.losses.subgraphs import straighten
 
 CLASSES_TOGETHER = 1024  # are started from one seed, so that they are the same however many processes there are
 

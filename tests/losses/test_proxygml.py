@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.measuring import allocations
 from proxygml import ProxyGMLLoss
-from proxygml.losses import subgraphs
+from proxygml.losses import nearest, subgraphs
 from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links
 from proxygml.losses.subgraphs import classify_proxies, link
 from tests.losses import oracle
@@ -59,7 +59,7 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-PATHS = {  # which of the ways through subgraphs.py are taken
+PATHS = {  # which of the ways through nearest.py and subgraphs.py are taken
     "few proxies": {"NUMBERS": 6},
     "gradients by matrix products": {"FEW_LINKS": 0, "MANY": 1},
     "gradients by sums over links": {"FEW_LINKS": 1, "MANY": 1},
@@ -107,7 +107,9 @@ def test_value_and_gradients_equal_the_papers_equations_on_every_path(
         scale=problem["softmax_scale"],
     )
     assume(gap > 1e-5)  # a tie is decided by neither
-    with unittest.mock.patch.multiple(subgraphs, **PATHS[path]):
+    numbers = {name: number for name, number in PATHS[path].items() if name != "FEW_LINKS"}
+    few_links = unittest.mock.patch.object(subgraphs, "FEW_LINKS", PATHS[path].get("FEW_LINKS", subgraphs.FEW_LINKS))
+    with unittest.mock.patch.multiple(nearest, **numbers), few_links:
         value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
     gradients = [gradient.to_dense() for gradient in gradients]
     # Gradients scale with the inverse length of what is normalised, so they are compared at unit length.
@@ -395,8 +397,8 @@ def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
 ) -> None:
     count = round(share * width)
     values = torch.randint(levels, (rows, width)).float()
-    with unittest.mock.patch.multiple(subgraphs, BLOCKS=(8, 4, 2)):
-        found, ranks = subgraphs._largest(in_tiles(values, columns), count)
+    with unittest.mock.patch.multiple(nearest, BLOCKS=(8, 4, 2)):
+        found, ranks = nearest._largest(in_tiles(values, columns), count)
     assert found.shape == (rows, count)
     assert all(len(set(row)) == count for row in found.tolist())
     assert torch.equal(values.gather(1, found), ranks)
@@ -424,8 +426,8 @@ def test_what_is_larger_than_an_edge_is_among_the_columns_found(
     values = torch.rand(rows, width)
     edge = share * torch.rand(rows, 1)
     tiles = in_tiles(values, columns)
-    with unittest.mock.patch.object(subgraphs, "BLOCKS", (size,)):
-        found, ranks = subgraphs._larger(tiles, edge)
+    with unittest.mock.patch.object(nearest, "BLOCKS", (size,)):
+        found, ranks = nearest._larger(tiles, edge)
     filled = tiles.permute(1, 0, 2).flatten(1)
     assert torch.equal(filled.gather(1, found), ranks)
     for row, columns_found in enumerate(found.tolist()):
@@ -486,11 +488,9 @@ def test_a_step_with_many_classes_takes_no_memory_of_the_size_of_the_similaritie
     samples, labels = torch.randn(batch, dimension, requires_grad=True), torch.arange(batch)
     changes = allocations(lambda: loss(samples, labels).backward())
     similarities, gradient = 4 * batch * classes, 4 * classes * dimension
-    assert 4 * subgraphs.HELD == max(changes) < similarities  # one part of the similarities, and nothing else as large
+    assert 4 * nearest.HELD == max(changes) < similarities  # one part of the similarities, and nothing else as large
     rows = 4 * batch * links * dimension if sparse else gradient
-    assert sorted(changes)[-2] <= max(
-        rows, subgraphs.HELD
-    )  # the gradient, and a mask of that part with a byte for each
+    assert sorted(changes)[-2] <= max(rows, nearest.HELD)  # the gradient, and a mask of that part with a byte for each
 
 
 def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> None:

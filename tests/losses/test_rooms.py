@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from proxygml import ProxyGMLLoss
-from proxygml.losses import rooms, subgraphs
+from proxygml.losses import nearest, rooms
 from proxygml.losses.rooms import Room
 
 
 @pytest.fixture(autouse=True)
 def _every_gradient_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "LARGE", 1)
-    monkeypatch.setattr(subgraphs, "NUMBERS", 24)  # some rows at a time
+    monkeypatch.setattr(nearest, "NUMBERS", 24)  # some rows at a time
 
 
 def test_memory_is_lent_again_once_nobody_holds_it() -> None:
