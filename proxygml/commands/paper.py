@@ -14,6 +14,7 @@ def paper(
     dataset: str = "glyphs",
     data: Path | None = None,
     seeds: int = 3,
+    only: tuple[str, ...] = (),
     protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
     executor: Literal["local", "ray", "slurm"] = "local",
@@ -33,6 +34,7 @@ def paper(
         dataset: What to run it on.
         data: Folder of that dataset.
         seeds: Runs of each row, with the seeds 0, 1, ...
+        only: Rows to run, by their names in the table [default: all].
         protocol: As in the paper, where test classes choose the best epoch; or fair: settings are chosen on held-out
             training classes, with equal trials for all, and test classes are scored once.
         jobs: Runs at a time [default: one for each core, or one on a GPU].
@@ -66,6 +68,7 @@ def paper(
                 dataset,
                 None if data is None else str(data),
                 seeds=range(1 if quick else seeds),
+                only=only,
                 protocol=protocol,
                 quick=quick,
                 results=results,
