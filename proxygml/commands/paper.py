@@ -41,14 +41,14 @@ def paper(
         executor: Where runs are made: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
             (SBATCH_PARTITION and what else sbatch reads from its environment).
         quick: Two epochs on thirty classes, one seed, into runs/quick: does everything work?
-        render: Draw from results/ alone.
-        report: Write docs/results.md from results/.
+        render: Draw from results/ alone; without a name, everything, as --report does.
+        report: Write docs/results.md from results/, and draw all that stands in it.
     """
     from proxygml import experiments
     from proxygml.experiments import rendering, running
     from proxygml.experiments.executors import Executor
 
-    if report:
+    if report or (render and name is None):
         output.print(rendering.write_report(), highlight=False)
         return
     if name is None:

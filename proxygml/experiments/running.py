@@ -58,8 +58,7 @@ def run_experiment(
             photos = setting.recipe.changed({"data": data})
             make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
         if protocol == "fair":
-            plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-            arms = _tuned(dataset, plain, only, quick, results, work, executor, progress)
+            arms = _tuned(dataset, arms_to_tune(experiment, base), only, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
         else:
             arms = chosen(arms_as_in_the_paper(experiment, base), only)
@@ -84,6 +83,11 @@ def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
     if not hasattr(module, "EVERY_EPOCH"):
         tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tested
     return module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
+
+
+def arms_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
+    """The arms of an experiment, with test classes scored once, after the last epoch."""
+    return find(experiment).arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
 
 
 def _tuned(

@@ -67,7 +67,7 @@ def tuned(
         recipes: dict[str, Recipe] = {}
         owners: dict[str, list[tuple[str, str, dict[str, float]]]] = {}
         for name, recipe in arms.items():
-            before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+            before = trials_of(tried, name, recipe)
             if len(before) <= number:
                 settings = suggest(recipe, searched[name], before)
                 changed = apply(recipe, settings).changed(HELD_OUT)
@@ -79,11 +79,17 @@ def tuned(
                 for name, of, settings in owners[mark]:
                     tried.append({"arm": name, "of": of, "settings": settings, **result})
                 save_runs(path, tried)
-    best = {}
-    for name, recipe in arms.items():
-        own = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
-        best[name] = apply(recipe, max(own, key=lambda trial: trial["map_at_r"])["settings"])
-    return best
+    return {name: apply(recipe, best(trials_of(tried, name, recipe))) for name, recipe in arms.items()}
+
+
+def trials_of(tried: list[dict], name: str, recipe: Recipe) -> list[dict]:
+    """Those of an arm as it is today."""
+    return [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+
+
+def best(trials: list[dict]) -> dict[str, float]:
+    """The settings of the trial with the highest MAP@R."""
+    return max(trials, key=lambda trial: trial["map_at_r"])["settings"]
 
 
 def chosen(arms: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
