@@ -60,8 +60,9 @@ def paper(
     results = Path("runs/quick") if quick else Path("results")
     experiments.find(name)
     if not render:
-        if seeds < 1 or (jobs is not None and jobs < 1):
-            raise ValueError(f"expected at least one seed and one job, got {seeds} and {jobs}")
+        for what, number in (("seed", seeds), ("job", jobs)):
+            if number is not None and number < 1:
+                raise ValueError(f"expected at least one {what}, got {number}")
         with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
             running.run_experiment(
                 name,

@@ -262,9 +262,9 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
         (["tables"], "expected an experiment among modules, comparison"),
         (["modules", "--dataset", "imagenet"], "expected a dataset among glyphs, omniglot"),
         (["modules", "--dataset", "cars"], "cars needs its folder: --data ROOT"),
-        (["modules", "--seeds", "0"], "expected at least one seed and one job, got 0"),
+        (["modules", "--seeds", "0"], "expected at least one seed, got 0"),
         (["modules", "--only", "4 L^p", "9"], "expected rows among '1 none', '2 S^pos', "),
-        (["modules", "--jobs", "-1"], "expected at least one seed and one job, got 3 and -1"),
+        (["modules", "--jobs", "-1"], "expected at least one job, got -1"),
         (["modules", "--dataset", "imagenet", "--render"], "expected a dataset among glyphs, omniglot"),
         (["modules", "--render"], "in results/modules/glyphs.json: make them with proxygml paper modules"),
         (["convergence", "--protocol", "fair"], "convergence does not compare final scores"),
@@ -274,6 +274,9 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
             cli.main(["paper", *arguments])
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        cli.main(["paper", "modules", "--dataset", "omniglot", "--data", "nowhere"])
+    assert capsys.readouterr().err.startswith("error: no images_background")  # once, before any run
 
 
 def test_a_method_that_taps_frozen_stages_is_left_out_where_only_the_last_are_trained() -> None:
