@@ -14,6 +14,7 @@ def paper(
     dataset: str = "glyphs",
     data: Path | None = None,
     seeds: int = 3,
+    only: tuple[str, ...] = (),
     protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
     executor: Literal["local", "ray", "slurm"] = "local",
@@ -33,20 +34,21 @@ def paper(
         dataset: What to run it on.
         data: Folder of that dataset.
         seeds: Runs of each row, with the seeds 0, 1, ...
+        only: Rows to run, by their names in the table [default: all].
         protocol: As in the paper, where test classes choose the best epoch; or fair: settings are chosen on held-out
             training classes, with equal trials for all, and test classes are scored once.
         jobs: Runs at a time [default: one for each core, or one on a GPU].
         executor: Where runs are made: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
             (SBATCH_PARTITION and what else sbatch reads from its environment).
         quick: Two epochs on thirty classes, one seed, into runs/quick: does everything work?
-        render: Draw from results/ alone.
-        report: Write docs/results.md from results/.
+        render: Draw from results/ alone; without a name, everything, as --report does.
+        report: Write docs/results.md from results/, and draw all that stands in it.
     """
     from proxygml import experiments
     from proxygml.experiments import rendering, running
     from proxygml.experiments.executors import Executor
 
-    if report:
+    if report or (render and name is None):
         output.print(rendering.write_report(), highlight=False)
         return
     if name is None:
@@ -58,14 +60,16 @@ def paper(
     results = Path("runs/quick") if quick else Path("results")
     experiments.find(name)
     if not render:
-        if seeds < 1 or (jobs is not None and jobs < 1):
-            raise ValueError(f"expected at least one seed and one job, got {seeds} and {jobs}")
+        for what, number in (("seed", seeds), ("job", jobs)):
+            if number is not None and number < 1:
+                raise ValueError(f"expected at least one {what}, got {number}")
         with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
             running.run_experiment(
                 name,
                 dataset,
                 None if data is None else str(data),
                 seeds=range(1 if quick else seeds),
+                only=only,
                 protocol=protocol,
                 quick=quick,
                 results=results,

@@ -4,7 +4,8 @@ An experiment is a module. Its docstring says what it shows and IN_THE_PAPER whe
 each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found, dataset)` what
 the paper says of it and whether that holds here. One that measures something else than scores has `measure(recipe,
 folder)`, and its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH, and one
-that compares times says SECONDS.
+that compares times says SECONDS; one whose claims are of pairs of rows, so that some rows are enough for some of them,
+says PAIRS.
 """
 
 import importlib

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from proxygml import training
 from proxygml.experiments.comparison import every_method
 from proxygml.experiments.convergence import time_to_converge
-from proxygml.experiments.drawing import draw_bars, starred
+from proxygml.experiments.drawing import draw_ranges, starred
 from proxygml.experiments.found import Found, Range
 from proxygml.experiments.running import summary
 from proxygml.experiments.tables import Table
@@ -76,7 +76,8 @@ def table(found: Found, dataset: str) -> Table:
 
 def draw(found: Found, figure: Figure) -> None:
     for axis, (key, label) in zip(figure.subplots(1, 3, sharey=True), MEASURED.items(), strict=True):
-        draw_bars(axis, {starred(name): _ratio(found, name, key) for name in found.arms}, f"{label}, ratio to ProxyGML")
+        ratios = {starred(name): _ratio(found, name, key) for name in found.arms}
+        draw_ranges(axis, ratios, f"{label},\nratio to ProxyGML")
         axis.axvline(1, color="#4d4d4d", linewidth=1)
 
 

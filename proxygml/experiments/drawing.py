@@ -10,19 +10,21 @@ from proxygml.experiments.found import Found, Range
 from proxygml.experiments.tables import Table
 
 
-def draw_bars(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
-    """A horizontal bar for each name, from the top, with its interval."""
-    names = list(ranges)
-    widths = [ranges[name].mean for name in names]
-    axis.barh(names, widths, xerr=[_half_width(ranges[name]) for name in names], color="#4575b4", ecolor="#4d4d4d")
+def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
+    """A point for each name, from the top, with its interval; ProxyGML's in another colour."""
+    for name, one in ranges.items():
+        colour = "#d73027" if name.lower().startswith("proxygml") else "#4575b4"
+        axis.errorbar(one.mean, name, xerr=_half_width(one), fmt="o", color=colour, markersize=5)
+    axis.grid(alpha=0.3)
     axis.yaxis.set_inverted(True)
-    axis.set(xlabel=label, xlim=(0, None))
+    axis.set(xlabel=label)
 
 
 def draw_series(
     axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
 ) -> None:
     """A line for each series of arms by the number that they differ in; Recall@1 with its interval."""
+    series = list(series)
     for name, arms in series:
         there = {number: arm for number, arm in arms.items() if arm in found.arms}
         ranges = [found.range(arm, "recall@1") for arm in there.values()]
@@ -34,8 +36,12 @@ def draw_series(
             capsize=3,
             label=name,
         )
+    numbers = sorted({number for _, arms in series for number in arms})
+    axis.set_xticks(numbers, [f"{number:g}" for number in numbers])
+    axis.grid(alpha=0.3)
     axis.set(xlabel=xlabel, ylabel="Recall@1, %")
-    axis.legend()
+    if len(series) > 1:
+        axis.legend()
 
 
 def scores_table(found: Found, what: str) -> Table:

@@ -94,7 +94,7 @@ def draw(found: Found, figure: Figure) -> None:
         axis.scatter(0, 0, marker="*", s=180, color="black", label="the sample", zorder=3)
         axis.set(title=f"{when} training", aspect="equal", xlabel="angle to the sample, degrees")
         axis.set(xlim=(-1.1 * farthest, 1.1 * farthest), ylim=(-1.1 * farthest, 1.1 * farthest))
-    figure.axes[1].legend(loc="upper right")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from proxygml.experiments.drawing import draw_bars
+from proxygml.experiments.drawing import draw_ranges
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
@@ -41,7 +41,7 @@ def table(found: Found, dataset: str) -> Table:
 
 def draw(found: Found, figure: Figure) -> None:
     for axis, metric, label in zip(figure.subplots(1, 2), ("nmi", "recall@1"), ("NMI, %", "Recall@1, %"), strict=True):
-        draw_bars(axis, {name: found.range(name, metric) for name in found.arms}, label)
+        draw_ranges(axis, {name: found.range(name, metric) for name in found.arms}, label)
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:

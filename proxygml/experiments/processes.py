@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
+from proxygml import ingredients
 from proxygml.experiments.executors import Executor, Measure
 from proxygml.recipes import Recipe
 from proxygml.runs import Run, provenance
@@ -23,6 +24,9 @@ def finished(
 
     `alone` gives each a new process. To close the generator ends them.
     """
+    for data, recipe in {recipe.data: recipe for recipe in recipes.values()}.items():
+        if data is not None:
+            ingredients.load_images(recipe)  # what no run could read is said once, before any begins
     made_by = provenance() | executor.to_json()
     epochs_done = 0
     failed: list[str] = []

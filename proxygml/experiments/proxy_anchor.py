@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.experiments.comparison import alike
-from proxygml.experiments.drawing import draw_bars
+from proxygml.experiments.drawing import draw_ranges
 from proxygml.experiments.found import Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
@@ -39,7 +39,7 @@ def table(found: Found, dataset: str) -> Table:
 
 
 def draw(found: Found, figure: Figure) -> None:
-    draw_bars(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
+    draw_ranges(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:

@@ -23,8 +23,9 @@ def table(found: Found, dataset: str) -> Table:
 
 def draw(found: Found, figure: Figure) -> None:
     axis = figure.subplots()
-    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], "ratio linked, r")
     axis.set_xscale("log")
+    axis.minorticks_off()
+    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], "ratio linked, r, at N = 12")
 
 
 def claims(found: Found, dataset: str) -> dict[str, str]:

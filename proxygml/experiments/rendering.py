@@ -9,13 +9,15 @@ from matplotlib.figure import Figure
 from proxygml.experiments import EXPERIMENTS, find
 from proxygml.experiments.drawing import doubt_of
 from proxygml.experiments.found import Found, load_runs, results_file
-from proxygml.experiments.running import arms_as_in_the_paper, belongs
+from proxygml.experiments.running import arms_as_in_the_paper, arms_to_tune, belongs
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
+from proxygml.experiments.tuning import RATES, best, trials_of
 from proxygml.files import written_whole
 from proxygml.runs import Run
 
 PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
+IN_SHORT = ("experiment", "on", "hold", "do not", "not told apart")
 HEAD = """# Results
 
 Written by `proxygml paper --report` from `results/`; do not edit. Every score is a mean over seeds with its
@@ -109,7 +111,7 @@ def write_report() -> Path:
 
 def report(results: Path, *, quick: bool = False) -> str:
     """docs/results.md: all that results/ holds, in the order of the experiments."""
-    text = HEAD
+    text = HEAD + _in_short(results, quick)
     for experiment in EXPERIMENTS:
         module, sections = find(experiment), made(experiment, results)
         text += f"## {experiment}\n{str(module.__doc__).splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
@@ -122,6 +124,29 @@ def report(results: Path, *, quick: bool = False) -> str:
     return text.rstrip("\n") + "\n"
 
 
+def _in_short(results: Path, quick: bool) -> str:
+    """How many of the paper's claims hold, of each experiment."""
+    rows = []
+    for experiment in EXPERIMENTS:
+        for dataset, protocol in made(experiment, results):
+            found = load_found(experiment, dataset, protocol, results, quick=quick)
+            if verdicts := _claims(experiment, dataset, found, quick).values():
+                against = sum("does not hold" in verdict for verdict in verdicts)
+                holds = sum(verdict.startswith(("holds", "it had the highest mean")) for verdict in verdicts)
+                counts = (holds, against, len(verdicts) - holds - against)
+                rows.append((experiment, dataset + PROTOCOLS[protocol], *map(str, counts)))
+    if not rows:
+        return ""
+    return f"## in short\nClaims of the paper on this data.\n\n{Table(IN_SHORT, tuple(rows)).to_markdown()}\n"
+
+
+def _claims(experiment: str, dataset: str, found: Found, quick: bool) -> dict[str, str]:
+    """What the paper says and whether that holds; nothing before there are the rows for it."""
+    module = find(experiment)
+    missing = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick)).keys() - found.arms.keys()
+    return {} if missing and not hasattr(module, "PAIRS") else module.claims(found, dataset)
+
+
 def _section(experiment: str, dataset: str, protocol: str, results: Path, quick: bool) -> str:
     module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
     runs = [run for same in found.arms.values() for run in same]
@@ -129,23 +154,37 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     made_by = {key: sorted({str(run["made_by"][key]) for run in runs}) for key in ("commit", "machine")}
     hours = sum(run.get("seconds", 0.0) for run in runs) / 3600
     missing = len(arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))) - len(found.arms)
-    if missing:
-        claims = f"Not yet compared: {missing} rows are still to be run.\n"
-    else:
-        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in module.claims(found, dataset).items())
-        claims = f"What the paper says of it, here:\n\n{listed}"
+    claims = f"Not yet compared: {missing} rows are still to be run.\n\n" if missing else ""
+    if judged := _claims(experiment, dataset, found, quick):
+        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in judged.items())
+        claims += f"What the paper says of it, here:\n\n{listed}\n"
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n"
         + f"{SETTINGS[dataset].about}.{_untrained(dataset, results)}\n\n"
         + module.table(found, dataset).to_markdown()
         + _footnotes(_remarks(module, found))
+        + (_chosen(experiment, dataset, found, results, quick) if protocol == "fair" else "")
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
-        + f"{claims}\n"
+        + claims
         + f"`{_command(experiment, dataset, protocol)}`; {len(runs)} runs, seeds {', '.join(map(str, seeds))}, "
         + (f"{hours:.1f} hours of training, " if hours else "")
         + f"commit {', '.join(made_by['commit'])}, {', '.join(made_by['machine'])}.\n\n"
     )
+
+
+def _chosen(experiment: str, dataset: str, found: Found, results: Path, quick: bool) -> str:
+    """What the fair protocol's trials chose for each row."""
+    arms = arms_to_tune(experiment, base_recipe(dataset, "", quick))
+    tried = load_runs(results_file(results, "tuning", dataset))
+    trials = {name: own for name in found.arms if (own := trials_of(tried, name, arms[name]))}
+    hours = sum(trial["seconds"] for own in trials.values() for trial in own) / 3600
+    text = f"\nSettings chosen on held-out training classes, in {hours:.1f} hours "
+    text += f"([trials](../results/tuning/{dataset}.json)):\n\n"
+    for name, own in trials.items():
+        settings = [f"{key} {'x ' if key in RATES else ''}{value:g}" for key, value in best(own).items()]
+        text += f"- {name}, of {len(own)} trials: {', '.join(settings) or 'as it is'}\n"
+    return text
 
 
 def _untrained(dataset: str, results: Path) -> str:

@@ -4,7 +4,7 @@ A run that was interrupted goes on after its last epoch; one that another experi
 """
 
 import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from proxygml.experiments.found import fingerprint, known_runs, load_runs, resul
 from proxygml.experiments.frozen import make_maps
 from proxygml.experiments.processes import finished
 from proxygml.experiments.settings import base_recipe, find_setting, maps_folder
-from proxygml.experiments.tuning import TRIALS, tuned
+from proxygml.experiments.tuning import TRIALS, chosen, tuned
 from proxygml.files import written_whole
 from proxygml.locks import locked
 from proxygml.recipes import Recipe
@@ -29,13 +29,14 @@ def run_experiment(
     data: str | None,
     *,
     seeds: Iterable[int],
+    only: Collection[str] = (),
     protocol: str = "paper",
     quick: bool,
     results: Path,
     executor: Executor,
     progress: Progress,
 ) -> None:
-    """Make what results/ lacks of an experiment.
+    """Make what results/ lacks of an experiment, or of `only` these arms of it.
 
     As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every arm
     are chosen on held-out training classes and the test classes are scored once, after the last epoch.
@@ -45,6 +46,9 @@ def run_experiment(
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
+    rows = list(module.arms(base))
+    if unknown := [name for name in only if name not in rows]:
+        raise ValueError(f"expected rows among {str(rows)[1:-1]}, got {unknown[0]!r}")
     if executor.kind != "local" and measure is not None:
         raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
     executor = Executor(jobs=1) if measure else executor
@@ -54,11 +58,10 @@ def run_experiment(
             photos = setting.recipe.changed({"data": data})
             make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
         if protocol == "fair":
-            plain = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-            arms = _tuned(dataset, plain, quick, results, work, executor, progress)
+            arms = _tuned(dataset, arms_to_tune(experiment, base), only, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
         else:
-            arms = arms_as_in_the_paper(experiment, base)
+            arms = chosen(arms_as_in_the_paper(experiment, base), only)
         run_missing(
             experiment,
             dataset,
@@ -82,9 +85,15 @@ def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
     return module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
 
 
+def arms_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
+    """The arms of an experiment, with test classes scored once, after the last epoch."""
+    return find(experiment).arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+
+
 def _tuned(
     dataset: str,
     arms: Mapping[str, Recipe],
+    only: Collection[str],
     quick: bool,
     results: Path,
     work: Path,
@@ -99,7 +108,7 @@ def _tuned(
 
         return finished(recipes, train_or_fail, work=work, executor=executor, progress=told)
 
-    return tuned(dataset, arms, results=results, trials=2 if quick else TRIALS, finish=finish)
+    return tuned(dataset, arms, only=only, results=results, trials=2 if quick else TRIALS, finish=finish)
 
 
 def run_missing(

@@ -4,7 +4,7 @@ Trials are kept in results/tuning/DATASET.json, from which the search goes on wh
 follow from the trials before it alone.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -48,11 +48,12 @@ def tuned(
     dataset: str,
     arms: Mapping[str, Recipe],
     *,
+    only: Collection[str] = (),
     results: Path,
     trials: int = TRIALS,
     finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
 ) -> dict[str, Recipe]:
-    """Each arm with those of its settings that gave the highest MAP@R on held-out training classes.
+    """Each arm, or `only` these, with those of its settings that gave the highest MAP@R on held-out training classes.
 
     `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known.
     """
@@ -60,12 +61,13 @@ def tuned(
     path = results_file(results, "tuning", dataset)
     tried = load_runs(path)
     compared = {recipe.ratio for recipe in arms.values()}  # where arms differ in it, it is what the experiment is about
+    arms = chosen(arms, only)
     searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in arms.items()}
     for number in range(trials):
         recipes: dict[str, Recipe] = {}
         owners: dict[str, list[tuple[str, str, dict[str, float]]]] = {}
         for name, recipe in arms.items():
-            before = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+            before = trials_of(tried, name, recipe)
             if len(before) <= number:
                 settings = suggest(recipe, searched[name], before)
                 changed = apply(recipe, settings).changed(HELD_OUT)
@@ -77,11 +79,22 @@ def tuned(
                 for name, of, settings in owners[mark]:
                     tried.append({"arm": name, "of": of, "settings": settings, **result})
                 save_runs(path, tried)
-    best = {}
-    for name, recipe in arms.items():
-        own = [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
-        best[name] = apply(recipe, max(own, key=lambda trial: trial["map_at_r"])["settings"])
-    return best
+    return {name: apply(recipe, best(trials_of(tried, name, recipe))) for name, recipe in arms.items()}
+
+
+def trials_of(tried: list[dict], name: str, recipe: Recipe) -> list[dict]:
+    """Those of an arm as it is today."""
+    return [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+
+
+def best(trials: list[dict]) -> dict[str, float]:
+    """The settings of the trial with the highest MAP@R."""
+    return max(trials, key=lambda trial: trial["map_at_r"])["settings"]
+
+
+def chosen(arms: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
+    """These arms, or all where none is named."""
+    return {name: recipe for name, recipe in arms.items() if not only or name in only}
 
 
 def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:

@@ -58,11 +58,12 @@ def test_the_report_holds_every_experiment_and_is_the_same_each_time(folder: Pat
     assert "r = 0.05 is better than r = 1: one seed cannot tell" in text
 
 
-def test_the_page_of_results_is_written_from_results(tmp_path: Path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("option", ["--report", "--render"])
+def test_the_page_of_results_is_written_from_results(option: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("results", "docs"):
         (tmp_path / folder).mkdir()
-    cli.main(["paper", "--report"])
+    cli.main(["paper", option])
     assert capsys.readouterr().out == "docs/results.md\n"
     assert (tmp_path / "docs/results.md").read_text() == report(tmp_path / "results")
 
@@ -160,6 +161,34 @@ def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_p
     assert len(table.rows) == 3
 
 
+def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: Path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "run_missing", lambda *arguments, **_: asked.append(list(arguments[2])))
+    where = {"results": tmp_path, "executor": Executor(), "progress": lambda *_: None, "quick": True}
+    running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), **where)
+    assert asked == [["ms", "proxygml"]]
+
+    arms = running.arms_to_tune("comparison", base_recipe("glyphs", None, quick=True))
+    made_by = {"commit": "c", "machine": "m"}
+    runs = [
+        {"arm": arm, "seed": seed, "fingerprint": "tuned", "made_by": made_by}
+        | {"scores": dict.fromkeys(("recall@1", "recall@2", "recall@4", "nmi"), score + seed / 100)}
+        for arm, score in (("ms", 0.5), ("proxygml", 0.6))
+        for seed in (0, 1)
+    ]
+    running.save_runs(tmp_path / "comparison/glyphs-fair.json", runs)
+    same = {"arm": "ms", "of": fingerprint(arms["ms"]), "seconds": 1800}
+    tried = [same | {"settings": {}, "map_at_r": 0.3}, same | {"settings": {"learning_rate": 2.0}, "map_at_r": 0.4}]
+    running.save_runs(tmp_path / "tuning/glyphs.json", [*tried, same | {"of": "another", "map_at_r": 0.9}])
+    text = report(tmp_path, quick=True)
+    assert "chosen on held-out training classes, in 1.0 hours" in text
+    assert "- ms, of 2 trials: learning_rate x 2\n" in text
+    assert "Not yet compared: 23 rows are still to be run." in text
+    assert "- ProxyGML is better than ms *: holds (+10.0 ± 0.0)\n\n" in text
+    assert "| comparison | glyphs, fair protocol | 1 | 0 | 0 |" in text
+
+
 @pytest.mark.parametrize(("name", "compares"), [("convergence", True), ("comparison", False)])
 def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compare(
     name: str, compares: bool, tmp_path: Path
@@ -233,8 +262,9 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
         (["tables"], "expected an experiment among modules, comparison"),
         (["modules", "--dataset", "imagenet"], "expected a dataset among glyphs, omniglot"),
         (["modules", "--dataset", "cars"], "cars needs its folder: --data ROOT"),
-        (["modules", "--seeds", "0"], "expected at least one seed and one job, got 0"),
-        (["modules", "--jobs", "-1"], "expected at least one seed and one job, got 3 and -1"),
+        (["modules", "--seeds", "0"], "expected at least one seed, got 0"),
+        (["modules", "--only", "4 L^p", "9"], "expected rows among '1 none', '2 S^pos', "),
+        (["modules", "--jobs", "-1"], "expected at least one job, got -1"),
         (["modules", "--dataset", "imagenet", "--render"], "expected a dataset among glyphs, omniglot"),
         (["modules", "--render"], "in results/modules/glyphs.json: make them with proxygml paper modules"),
         (["convergence", "--protocol", "fair"], "convergence does not compare final scores"),
@@ -244,6 +274,9 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
             cli.main(["paper", *arguments])
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        cli.main(["paper", "modules", "--dataset", "omniglot", "--data", "nowhere"])
+    assert capsys.readouterr().err.startswith("error: no images_background")  # once, before any run
 
 
 def test_a_method_that_taps_frozen_stages_is_left_out_where_only_the_last_are_trained() -> None:

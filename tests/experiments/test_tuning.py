@@ -103,6 +103,10 @@ def test_settings_of_a_trial_come_on_top_of_the_arms_own() -> None:
 
 def test_what_an_experiment_compares_is_not_searched(tmp_path: Path) -> None:
     arms = {f"r {ratio}": GLYPHS.changed({"ratio": ratio}) for ratio in (0.05, 0.5)}
+    best = tuned("glyphs", arms, only=["r 0.5"], results=tmp_path, trials=3, finish=judged)
+    assert {name: recipe.ratio for name, recipe in best.items()} == {"r 0.5": 0.5}
+    assert len(load_runs(tmp_path / "tuning/glyphs.json")) == 3
     best = tuned("glyphs", arms, results=tmp_path, trials=3, finish=judged)
     assert [recipe.ratio for recipe in best.values()] == [0.05, 0.5]
+    assert len(load_runs(tmp_path / "tuning/glyphs.json")) == 6
     assert space(GLYPHS, fixed=False).keys() - space(GLYPHS, fixed=True).keys() == {OWN["proxygml"][0]}
