@@ -15,8 +15,10 @@ class LostLoaderError(OSError):
 def loaded(batches: "DataLoader") -> Iterator:
     """The batches, one after another."""
     try:
-        # Ctrl-C in a terminal reaches them too, where it is for this process alone to end them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C in a terminal reaches them too, where it is for this process alone to end them. It does so by SIGTERM,
+        # which in a copy of this process that has only begun would be an exception that may get lost.
+        batches.worker_init_fn = _end_when_told
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             iterator = iter(batches)  # starts them, as copies of this process with what it blocks
         finally:
@@ -29,3 +31,8 @@ def loaded(batches: "DataLoader") -> Iterator:
     except OSError as error:  # of an image; a process tells it with all of its traceback, whose last line has it
         line = next(iter(str(error).strip().splitlines()[::-1]), type(error).__name__)
         raise OSError(line.removeprefix("OSError: ")) from error
+
+
+def _end_when_told(_: int) -> None:
+    """In a process that is about to load: torch has seen to it that SIGTERM ends it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
