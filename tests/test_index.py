@@ -406,12 +406,12 @@ class TestAFolder:
         index.refresh()
         (path,) = (tmp_path / "index").glob("*.faiss")
         whole = path.read_bytes()
-        assert finders.Finder.read(tmp_path / "index", "hnsw") is not None
+        assert finders.Finder.read(tmp_path / "index", "hnsw", WIDTH) is not None
         for place in (0, 100, len(whole) // 2, len(whole) - 1):
             altered = bytearray(whole)
             altered[place] ^= 4
             path.write_bytes(altered)
-            assert finders.Finder.read(tmp_path / "index", "hnsw") is None
+            assert finders.Finder.read(tmp_path / "index", "hnsw", WIDTH) is None
         assert len(Index.open(tmp_path / "index").search(some(1).vectors, 3)[0]) == 3
         assert path.read_bytes() == whole
 
