@@ -5,7 +5,7 @@
 Makes a CSV list of so many paths, below a thousand links to one folder of a thousand small photos of a hundred classes
 (or tar files of as many photos), and begins to train on it in a process of its own: seconds from its start to the first
 step and to the fiftieth, and its memory then. The same on 1 % of the images beside it. Writes
-results/bench/million_images.json.
+results/bench/million_images.json, of which `python -m benchmarks.report` makes a table in docs/scaling.md.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measuring import RESULTS, load, resident_megabytes, save
+from proxygml.experiments.tables import Table
 
 IMAGES, PHOTOS, CLASSES, STEPS = 1_000_000, 1_000, 100, 50
 IN_A_TAR = 100_000  # images
@@ -103,6 +104,17 @@ def begin(form: str, data: str, folder: str, began: float) -> None:
     except KeyboardInterrupt:
         peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         print(json.dumps(found | {"peak_mb": round(int(peak.split()[1]) / 1024)}))
+
+
+def table(found: dict) -> Table:
+    rows = []
+    for form in ("table", "tar"):
+        for what, one in found.get(form, {}).items():
+            images, turn = what.split(" images, ")
+            seconds = [f"{one[key]:.0f}" for key in ("listed_s", "step_1_s", "step_1_cpu_s", f"step_{STEPS}_s")]
+            rows.append((f"{int(images):,}, {form}, {turn}", *seconds, str(one["peak_mb"])))
+    columns = ("images", "listed, s", "first step, s", "the same, s of a processor", f"step {STEPS}, s", "MB at most")
+    return Table(columns, tuple(rows))
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import torch.multiprocessing
 from rich.console import Console
 from torch import nn
 
+from benchmarks import million_images
 from benchmarks.measuring import load, save, spread
 from proxygml import RowAdam, ShardedProxyGMLLoss
 from proxygml.experiments.tables import Table
@@ -119,6 +120,7 @@ def page() -> str:
         "{table}": table(found["cases"]).to_markdown(),
         "{machine}": found["made_by"]["machine"],
         "{million}": million().to_markdown(),
+        "{images}": million_images.table(load("million_images")).to_markdown(),
     }
     text = TEXT.read_text()
     for place, contents in filled.items():

@@ -1,6 +1,9 @@
 """ProxyGML inside open-metric-learning (OML): its dataset, sampler and extractor interfaces, its metrics, our loss.
 
-OML 3.1 asks for torch 2.1 at most and cannot be installed beside torch 2.13: the tests skip this file where it is not.
+OML 4.0 asks for NumPy 1 and torchvision, so that pip does not install it beside NumPy 2, with which it works:
+
+    pip install --no-deps open-metric-learning==4.0.0 omegaconf antlr4-python3-runtime==4.9.3 validators gdown
+    pip install beautifulsoup4
 """
 
 import numpy as np

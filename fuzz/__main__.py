@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from proxygml.display import drawn_progress, output
+from proxygml.experiments.tables import Table
 from proxygml.extras import library
 from proxygml.files import written_whole
 from proxygml.runs import provenance
@@ -78,6 +79,7 @@ def main() -> None:
             kept = summary({name: targets[name] for name in READERS if name in targets})
             with written_whole(options.out) as draft:  # now, so that it can be stopped at will
                 draft.write_text(json.dumps(kept, indent=1) + "\n")
+    output.print(table(kept), highlight=False)
     counts = f"{len(targets)} readers, {kept['runs']:,} inputs, {kept['failures']} failures"
     output.print(f"{counts}: {options.out}", highlight=False)
     sys.exit(kept["failures"] > 0)
@@ -89,6 +91,15 @@ def summary(targets: dict[str, dict]) -> dict:
     failures = sum(len(found["failures"]) for found in targets.values())
     made_by = provenance() | {"command": shlex.join(["python", "-m", "fuzz", *sys.argv[1:]])}
     return {"runs": runs, "failures": failures, "targets": targets, "made_by": made_by}
+
+
+def table(found: dict) -> str:
+    """What was found, as Markdown, for docs/security.md."""
+    rows = [
+        (name, f"{one['runs']:,}", str(one["branches"]), str(one["peak_mb"]), str(len(one["failures"])))
+        for name, one in found["targets"].items()
+    ]
+    return Table(("reader", "inputs", "branches reached", "MB at most", "failures"), tuple(rows)).to_markdown()
 
 
 if __name__ == "__main__":

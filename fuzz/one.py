@@ -4,6 +4,7 @@ Started by __main__.py. Complaints go into FOLDER/complaints.json as soon as the
 caused it beside it; libFuzzer itself ends the process where an input takes too long or too much memory.
 """
 
+import importlib
 import json
 import os
 import re
@@ -28,6 +29,10 @@ from numpy.lib import _format_impl
 
 with atheris.instrument_imports(include=["proxygml"]):
     from fuzz.readers import READERS, complaint
+    from proxygml.datasets import DATASETS
+
+    for dataset in READERS.keys() & DATASETS:  # otherwise they would be imported when first read, which is too late
+        importlib.import_module(f"proxygml.datasets.{dataset}")
 
 atheris.instrument_func(torch._weights_only_unpickler.Unpickler.load)
 atheris.instrument_func(_format_impl._read_array_header)

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fuzz.readers import BETWEEN, LONGEST, READERS, checkpoint, complaint, embeddings, npz, picture
+from fuzz.readers import LONGEST, READERS, complaint
+from fuzz.seeds import BETWEEN, checkpoint, embeddings, npz, picture
 from proxygml.datasets import ImageList, load
 from proxygml.datasets.check import find_problems
 from proxygml.embeddings import Embeddings

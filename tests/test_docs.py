@@ -169,20 +169,21 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "results", "page"),
+    ("command", "results", "page"),
     [
-        ("choices", "choices/cub", "paper"),
-        ("methods", "methods/glyphs", "methods"),
-        ("features", "bench/features", "features"),
-        ("faults", "faults", "faults"),
+        ("benchmarks.choices", "choices/cub", "paper"),
+        ("benchmarks.methods", "methods/glyphs", "methods"),
+        ("benchmarks.features", "bench/features", "features"),
+        ("benchmarks.faults", "faults", "faults"),
+        ("fuzz.__main__", "fuzz", "security"),
     ],
 )
 def test_a_table_in_the_documents_is_what_its_command_renders_from_results(
-    benchmark: str, results: str, page: str
+    command: str, results: str, page: str
 ) -> None:
     import importlib
 
-    module = importlib.import_module(f"benchmarks.{benchmark}")
+    module = importlib.import_module(command)
     found = json.loads((ROOT / "results" / f"{results}.json").read_text())
     assert module.table(found) in (ROOT / "docs" / f"{page}.md").read_text()
 

@@ -349,12 +349,13 @@ class TestAFolder:
     def test_is_refused_where_it_is_none_or_damaged(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no items.sqlite in .*: that is no index, `proxygml index build`"):
             Index.open(tmp_path)
-        (tmp_path / "items.sqlite").write_bytes(b"something else altogether" * 100)
-        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
-            Index.open(tmp_path)
-        (tmp_path / "items.sqlite").write_bytes(b"")
-        with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
-            Index.open(tmp_path)
+        Index.create(tmp_path / "index", width=WIDTH, model="m").close()
+        right = (tmp_path / "index" / "items.sqlite").read_bytes()
+        no_text = right.replace(b"CREATE TABLE classes", b"CREATE TAB\xe4E classes")  # SQLite quotes it as it is
+        for damaged in (b"something else altogether" * 100, b"", no_text):
+            (tmp_path / "items.sqlite").write_bytes(damaged)
+            with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
+                Index.open(tmp_path)
 
     def test_is_refused_where_what_it_holds_was_cut_off(self, tmp_path: Path) -> None:
         Index.create(tmp_path / "index", width=WIDTH, model="m").add(some(5000))
@@ -406,12 +407,12 @@ class TestAFolder:
         index.refresh()
         (path,) = (tmp_path / "index").glob("*.faiss")
         whole = path.read_bytes()
-        assert finders.Finder.read(tmp_path / "index", "hnsw") is not None
+        assert finders.Finder.read(tmp_path / "index", "hnsw", WIDTH) is not None
         for place in (0, 100, len(whole) // 2, len(whole) - 1):
             altered = bytearray(whole)
             altered[place] ^= 4
             path.write_bytes(altered)
-            assert finders.Finder.read(tmp_path / "index", "hnsw") is None
+            assert finders.Finder.read(tmp_path / "index", "hnsw", WIDTH) is None
         assert len(Index.open(tmp_path / "index").search(some(1).vectors, 3)[0]) == 3
         assert path.read_bytes() == whole
 

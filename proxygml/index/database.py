@@ -25,6 +25,7 @@ REMEDIES = {  # by what SQLite says
     "disk I/O": "the disk or its folder fails",
     "locked": "is another process writing to it?",
 }
+FAILURES = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second where SQLite's own message holds damaged bytes
 
 
 class Database:
@@ -71,12 +72,13 @@ class Database:
         """All rows that a query gives."""
         try:
             return self.connection.execute(query, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except FAILURES as error:
             raise self._explained(error) from error
 
     def items(self, where: str, values: Sequence = ()) -> list[tuple[int, str, int, bytes]]:
         """Id, path, class and vector of the items for which something holds, in ascending order; none is altered."""
-        rows = self.rows(f"SELECT id, path, class, vector, checksum FROM items WHERE {where}", values)
+        query = f"SELECT id, path, class, vector, checksum FROM items WHERE {where}"  # nosec B608 # where: our own words
+        rows = self.rows(query, values)
         for number, path, label, vector, checksum in rows:
             try:
                 sound = item_checksum(path, label, vector) == checksum
@@ -104,10 +106,10 @@ class Database:
                 if self.connection.in_transaction:  # a full disk may have ended it
                     self.connection.execute("ROLLBACK")
                 raise
-        except sqlite3.DatabaseError as error:
+        except FAILURES as error:
             raise self._explained(error) from error
 
-    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
+    def _explained(self, error: Exception) -> Exception:
         text = str(error)
         for words, remedy in REMEDIES.items():
             if isinstance(error, sqlite3.OperationalError) and words in text:

@@ -14,7 +14,17 @@ embeddings back to features, from which the network's own head makes the embeddi
     J_avg, J_gen    means of `metric_history` and `generator_history`
     lambda          1 - reconstruction_share
 
-Steps are numbered as in METHODS.md 5.5; what that reconstructs or leaves open is named in HDMLLoss.
+The steps, as in the authors' code; what is done otherwise is named in HDMLLoss:
+
+    1   J_m = N-pair(z, z+)
+    2   z^_ij = z_i + (d+_i + (d-_ij - d+_i) e^(-alpha / J_avg)) (z+_j - z_i) / d-_ij where d-_ij > d+_i, otherwise z+_j
+    3   y' = i(z), y~ = i(z_i and z^_ij)
+    4   J_syn = N-pair(z~)
+    5   J_metric = e^(-beta / J_gen) J_m + (1 - e^(-beta / J_gen)) J_syn
+    6   J_gen = (1 - lambda) |y' - y|^2 + softmax_factor lambda (cross entropy of y~ by the classifier)
+    7   J_ce = cross entropy of y by the classifier
+    8   the network learns from J_metric, the generator from J_gen, the classifier from J_ce
+    9   J_avg and J_gen are means over the last `window` batches
 """
 
 from typing import Any, NamedTuple, cast
@@ -56,7 +66,7 @@ class HDMLLoss(nn.Module):
     images are rebuilt and classified. With fewer than two pairs the value is J_ce. Anchor and positive are not alike:
     the order within a class matters, that of the classes does not. `regularisation` is for CUB, Cars has 3e-3.
 
-    Our choices, where METHODS.md is open or differs from the authors: their weight decay inside J_m is left to the
+    Our choices, where the paper is open or we differ from the authors: their weight decay inside J_m is left to the
     optimizer, so J_avg lacks it too; J_avg is the mean of J_m times its weight, as in their code ("average metric loss"
     in the paper is from memory); the reconstruction error, a sum, is scaled by 128/B (a reconstruction), since beta is
     tuned to its size; histories start full of 1e6; pulling is differentiated, distances included; synthetic features

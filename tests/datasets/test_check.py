@@ -63,7 +63,7 @@ def test_files_that_are_missing_empty_or_no_images_are_found_by_their_headers(tm
     assert reason(tmp_path, "empty.jpg") == "empty: the file has 0 bytes"
     assert reason(tmp_path, "text.jpg") == "unreadable: no known image format"
     assert reason(tmp_path, "folder.jpg") == "not a file"
-    assert reason(tmp_path, "a\0b.jpg").startswith("damaged: embedded null")
+    assert "embedded null" in reason(tmp_path, "a\0b.jpg")  # Python 3.13 puts a word before it
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -1,3 +1,5 @@
+"""Maps of frozen stages: made, saved, loaded, mirrored and learned from."""
+
 from pathlib import Path
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""What runs say together: means, intervals and differences, and how they are kept in results/."""
+
 import json
 import math
 from pathlib import Path

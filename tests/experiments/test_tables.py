@@ -1,3 +1,5 @@
+"""Tables as Markdown, CSV and LaTeX, whatever a cell holds."""
+
 import csv
 import io
 

@@ -1,3 +1,5 @@
+"""The search for settings: equal trials for all, resumed where it stopped, and what is searched."""
+
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

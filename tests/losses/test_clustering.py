@@ -40,7 +40,7 @@ def line(*points: float) -> Tensor:
 
 
 class Slow:
-    """The formulas of METHODS.md 5.1, one image and one candidate at a time."""
+    """The paper's formulas, one image and one candidate at a time."""
 
     def __init__(self, vectors: Tensor, labels: Tensor, gamma: float) -> None:
         self.vectors, self.labels, self.gamma = vectors, labels.tolist(), gamma

@@ -55,7 +55,7 @@ def slow_tree(apart: Tensor, members: list[int]) -> Pairs:
 
 
 def slow_loss(embeddings: Tensor, labels: Tensor, base: str, structured: int) -> Tensor:
-    """The reconstruction of METHODS.md 5.4 with the losses of 4.2, 4.6 and the contrastive loss, pair by pair."""
+    """The reconstruction with the lifted structure, multi-similarity and contrastive losses, pair by pair."""
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)
     names, images = labels.tolist(), range(len(labels))
     apart = squared_distances(unit.detach())

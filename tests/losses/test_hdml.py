@@ -1,4 +1,4 @@
-"""HDML against a loop written from METHODS.md 5.5, cases done by hand, and three separate optimizers."""
+"""HDML against a loop written from its steps, cases done by hand, and three separate optimizers."""
 
 import math
 import re

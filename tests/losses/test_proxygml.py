@@ -313,7 +313,7 @@ def test_proxies_start_as_in_the_authors_code() -> None:
     proxies = ProxyGMLLoss(98, 512).proxies
     assert proxies.shape == (98, 12, 512)
     assert proxies.abs().max() <= 1 / math.sqrt(98 * 12)
-    assert proxies.norm(dim=-1).mean().item() == pytest.approx(0.381, abs=0.002)  # METHODS.md 3.2, measured
+    assert proxies.norm(dim=-1).mean().item() == pytest.approx(math.sqrt(512 / 3 / (98 * 12)), abs=0.002)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
