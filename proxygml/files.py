@@ -50,8 +50,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        # A write that fails does not name its file, and other errors name the temporary one.
-        here = temporary is None or getattr(error, "filename", None) in (None, str(temporary))
+        # A write that fails does not name its file, and other errors name the temporary one, a copy as its second.
+        named = {getattr(error, "filename", None), getattr(error, "filename2", None)}
+        here = temporary is None or named == {None} or str(temporary) in named
         if isinstance(error, OSError) and error.errno and here:
             raise UnwritableError(f"could not write {path}: {error.strerror}") from error
         raise

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 class LostLoaderError(OSError):
     """A process that decodes images has ended."""
 
+    def __init__(self, message: str = "a process that decodes images was killed (is there enough memory?)") -> None:
+        super().__init__(message)
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether torch says so, which it does in the midst of whatever this process is doing then."""
+    return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
+
 
 def loaded(batches: "DataLoader") -> Iterator:
     """The batches, one after another."""
@@ -25,9 +33,9 @@ def loaded(batches: "DataLoader") -> Iterator:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from iterator
     except RuntimeError as error:
-        if "DataLoader worker (pid" not in str(error):  # an error inside one is told otherwise
+        if not is_lost(error):  # an error inside one is told otherwise
             raise
-        raise LostLoaderError("a process that decodes images was killed (is there enough memory?)") from error
+        raise LostLoaderError from error
     except OSError as error:  # of an image; a process tells it with all of its traceback, whose last line has it
         line = next(iter(str(error).strip().splitlines()[::-1]), type(error).__name__)
         raise OSError(line.removeprefix("OSError: ")) from error

@@ -50,6 +50,11 @@ def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
 
     with pytest.raises(UnwritableError, match=rf"could not write {tmp_path}/a.txt: No space left on device"):
         fill()
+    with (
+        pytest.raises(UnwritableError, match=r"could not write .*/b.txt: No space"),
+        written_whole(tmp_path / "b.txt") as b,
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device", "from", None, str(b))  # as a copy does
     (tmp_path / "file").touch()
     with (
         pytest.raises(UnwritableError, match=r"could not write .*/file/a.txt: "),

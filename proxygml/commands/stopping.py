@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from proxygml.files import UnwritableError
-from proxygml.loading import LostLoaderError
+from proxygml.loading import LostLoaderError, is_lost
 
 
 @contextmanager
@@ -17,6 +17,9 @@ def told_to_go_on(how: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*filter(None, [how()])) from None
-    except (UnwritableError, LostLoaderError) as error:
-        told = how()
-        raise type(error)(f"{error}. When that is mended, {told}" if told else str(error)) from error
+    except Exception as error:
+        stop = LostLoaderError() if is_lost(error) else error
+        if isinstance(stop, (UnwritableError, LostLoaderError)):
+            told = how()
+            raise type(stop)(f"{stop}. When that is mended, {told}" if told else str(stop)) from error
+        raise
