@@ -166,7 +166,7 @@ def show(title: str, found: dict) -> None:
     ours = contenders["proxygml"]
     table = Table(title=title, title_justify="left", box=None)
     for column in ("", "median ms", "quartiles", "times ours", "peak MB", "times ours"):
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, entry in contenders.items():
         table.add_row(
             name,

@@ -88,7 +88,7 @@ def _of_train(folder: Path) -> object:
 
 
 def _of_embed(folder: Path) -> object:
-    with np.load(folder / "vectors.npz") as arrays:
+    with np.load(folder / "vectors.npz", allow_pickle=False) as arrays:
         return {name: digest(arrays[name]) for name in sorted(arrays)}
 
 

@@ -230,7 +230,7 @@ class TestVectors:
         ("arrays", "words"),
         [
             ({"vectors": np.full((2, 3), np.nan)}, "expected finite vectors (no NaN"),
-            ({"vectors": np.ones((2, 0))}, "expected vectors of 1 number or more, got 0"),
+            ({"vectors": np.ones((2, 0))}, "does not hold embeddings: vectors of shape (2, 0) has no bytes"),
             ({"vectors": np.ones((0, 3)), "labels": np.zeros(0, int)}, "holds none"),
             ({"vectors": np.ones(2)}, "expected vectors as floats (M, D)"),
         ],

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from proxygml import ingredients
 from proxygml.cache import Cache
 from proxygml.datasets import ImageList, open_image
-from proxygml.images import Crops, loaded
+from proxygml.images import Crops
+from proxygml.loading import loaded
 from proxygml.recipes import Recipe
 
 MANY, SAMPLE = 40, 5

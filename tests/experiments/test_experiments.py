@@ -35,7 +35,7 @@ def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folde
         assert content.startswith(begins)
         assert len(content) > 100
     left_behind = [path.name for path in (folder / "runs/quick").rglob("*") if path.is_file()]
-    assert {one for one in left_behind if not one.startswith("glyphs.")} == {"lock"}
+    assert {one for one in left_behind if not one.startswith("glyphs.")} == {".lock"}
 
 
 def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> None:

@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 def test_an_altered_score_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "glyphs.json"
-    runs = [{"arm": "a", "scores": {"recall@1": 0.75}}, {"arm": "b", "scores": {"recall@1": 0.5}}]
+    runs = [run(arm, 0, recall) | {"fingerprint": arm} for arm, recall in (("a", 0.75), ("b", 0.5))]
     save_runs(path, runs)
     assert load_runs(path) == runs
     content = path.read_text()
