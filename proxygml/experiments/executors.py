@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -76,23 +76,22 @@ def on_this_machine(
 ) -> Iterator[Started]:
     """`jobs` processes that share the cores; `alone` gives each run a new one."""
     threads = max(1, torch.get_num_threads() // jobs)
-    with _new_pool(jobs, alone=alone) as pool:
+    tasks: dict[str, Future] = {}
+    with _new_pool(jobs, alone=alone) as pool:  # which waits for the thread that manages it, also where it is broken
         try:
             # Ctrl-C reaches them too: it waits until they have come to `_begin`.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                tasks = {
-                    name: pool.submit(attempt, measure, recipe, work / name, threads)
-                    for name, recipe in recipes.items()
-                }
+                for name, recipe in recipes.items():
+                    tasks[name] = pool.submit(attempt, measure, recipe, work / name, threads)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield tasks, BrokenProcessPool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-                process.join()  # the folder is its own until it is gone
+            while not all(task.done() for task in tasks.values()):  # a pool that has lost a process ends them all
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                    process.join()  # the folder is its own until it is gone
             raise
 
 
