@@ -51,6 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
                 config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
             )
     except KeyboardInterrupt as stop:
+        # Python remembers one that has passed through code in a string, as of a dataclass that is being imported, and
+        # would end by SIGINT whatever is said here; it forgets when it runs another.
+        exec("")  # nosec B102
         if is_first_process():
             messages.print(": ".join(("stopped", *map(str, stop.args))), highlight=False, markup=False)
         sys.exit(130)

@@ -56,9 +56,11 @@ def test_after_one_was_killed_the_others_end_although_this_program_answers_sigte
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_torch_may_tell_of_a_killed_one_anywhere_and_how_to_go_on_is_said_all_the_same() -> None:
+def test_a_killed_one_or_a_stop_may_be_told_by_any_error_and_how_to_go_on_is_said_all_the_same() -> None:
     said = r"was killed .*\. When that is mended, give it again"
     with pytest.raises(LostLoaderError, match=said), told_to_go_on(lambda: "give it again"):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+    with pytest.raises(KeyboardInterrupt, match="give it again"), told_to_go_on(lambda: "give it again"):
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
     with pytest.raises(RuntimeError, match=r"^another$"), told_to_go_on(lambda: "give it again"):
         raise RuntimeError("another")

@@ -15,9 +15,9 @@ def told_to_go_on(how: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*filter(None, [how()])) from None
-    except Exception as error:
+    except BaseException as error:
+        if KeyboardInterrupt in (type(error), type(error.__cause__)):  # which an import may turn into another error
+            raise KeyboardInterrupt(*filter(None, [how()])) from None
         stop = LostLoaderError() if is_lost(error) else error
         if isinstance(stop, (UnwritableError, LostLoaderError)):
             told = how()
