@@ -15,7 +15,7 @@ class LostLoaderError(OSError):
         super().__init__(message)
 
 
-def is_lost(error: Exception) -> bool:
+def is_lost(error: BaseException) -> bool:
     """Whether torch says so, which it does in the midst of whatever this process is doing then."""
     return isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
 

