@@ -62,7 +62,7 @@ def test_hits_as_json_hold_nothing_that_a_terminal_obeys(tmp_path, capsys: pytes
 
 def test_notes_of_progress_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.StringIO()
-    monkeypatch.setattr(messages, "file", drawn)
+    monkeypatch.setattr(messages, "_file", drawn)  # `file` would stay what it is now
     monkeypatch.setattr(messages, "_force_terminal", True)
     monkeypatch.setattr(messages, "_width", 300)
     with drawn_progress() as progress:

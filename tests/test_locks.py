@@ -56,7 +56,7 @@ def test_the_lock_of_a_killed_process_is_void_whoever_has_its_number_now(tmp_pat
         pass
 
 
-def test_what_a_killed_process_has_forked_does_not_hold_its_lock(tmp_path: Path, hurried: None) -> None:
+def test_what_a_killed_process_has_forked_does_not_hold_its_lock(tmp_path: Path) -> None:
     """As torch's loading processes, which notice only after seconds that their parent is gone."""
     fork = "import os, time; child = os.fork()\n    if not child: time.sleep(600)\n    print(child, end=' ');"
     command = [sys.executable, "-c", HOLDER.format(fork), str(tmp_path)]
