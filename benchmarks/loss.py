@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import ProxyGMLLoss
-from proxygml.losses import rooms
+from proxygml.losses import at_once, rooms
 
 MOST_GIGABYTES = 4.0  # that the dense equations may take
 
@@ -96,6 +96,13 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 
     ours = ProxyGMLLoss(case.classes, case.dimension, **settings).to(device)
     calls = {"proxygml": step(lambda: ours(samples, labels), ours.proxies)}
+    if all_of_them and at_once.fit_at_once(case.batch, ours.proxies, ours):
+
+        def in_parts() -> Tensor:
+            with patch.object(at_once, "FEW", 0):
+                return ours(samples, labels)
+
+        calls["proxygml, in parts"] = step(in_parts, ours.proxies)
     if not case.weight:
         sparse = ProxyGMLLoss(case.classes, case.dimension, sparse_gradient=True, **settings).to(device)
         sparse.proxies = ours.proxies  # the same: only the form of its gradient differs

@@ -16,6 +16,7 @@ from proxygml.losses.interface import (
     highest_precision,
     require_not_negative,
     require_whole,
+    without_autocast,
 )
 
 
@@ -43,7 +44,7 @@ class CenterLoss(nn.Module):
         labels = checked_labels(embeddings, labels, *self.centers.shape)
         check_lengths(embeddings)
         precision = highest_precision(embeddings, *self.parameters())
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             embeddings = embeddings.to(precision)
             logits = F.linear(
                 embeddings, *(weights.to(precision) for weights in self.classifier.parameters())

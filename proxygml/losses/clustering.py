@@ -23,7 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxygml.losses.interface import check_lengths, checked_labels, require_not_negative, require_whole
+from proxygml.losses.interface import (
+    check_lengths,
+    checked_labels,
+    require_not_negative,
+    require_whole,
+    without_autocast,
+)
 
 
 class Terms(NamedTuple):
@@ -70,7 +76,7 @@ class ClusteringLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim).cpu()  # where the search runs
         check_lengths(embeddings)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             samples = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))  # (M, D)
             fixed = samples.detach()
             distances = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").double().cpu()  # (M, M)

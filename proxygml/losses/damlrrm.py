@@ -14,7 +14,14 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole, tamed
+from proxygml.losses.interface import (
+    checked_labels,
+    highest_precision,
+    require_not_negative,
+    require_whole,
+    tamed,
+    without_autocast,
+)
 
 BASES = ("liftedstruct", "contrastive", "ms")
 
@@ -48,7 +55,7 @@ class DAMLRRMLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             samples = F.normalize(tamed(embeddings.to(highest_precision(embeddings))), dim=1)  # (B, D)
             fixed = samples.detach()
             apart = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole, tamed
+from proxygml.losses.interface import checked_labels, highest_precision, require_whole, tamed, without_autocast
 
 NEGATIVE_WEIGHT = 10.0
 
@@ -61,7 +61,7 @@ class HDCLoss(nn.Module):
         first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=embeddings.device)  # (P,) each
         positive = labels[first] == labels[second]  # (P,)
         precision = highest_precision(embeddings)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             parts = embeddings.to(precision).tensor_split(len(self.ratios), dim=1)  # (B, about D / heads) each
             samples = [F.normalize(tamed(part), dim=-1) for part in parts]
             apart = [(part[first] - part[second]).square().sum(dim=-1) for part in samples]  # (P,) each, 0 where equal

@@ -34,7 +34,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from proxygml.losses.interface import check_lengths, checked_labels, require_not_negative, require_whole
+from proxygml.losses.interface import (
+    check_lengths,
+    checked_labels,
+    require_not_negative,
+    require_whole,
+    without_autocast,
+)
 
 HIDDEN = 512  # units of the generator
 USUAL_BATCH = 128  # the authors' batch, to which beta is tuned
@@ -128,7 +134,7 @@ class HDMLLoss(nn.Module):
         check_lengths(embeddings)
         precision = torch.promote_types(embeddings.dtype, self.classifier.weight.dtype)
         precision = torch.promote_types(precision, torch.float32)
-        with torch.autocast(embeddings.device.type, enabled=False):  # J_gen of some 1e5 overflows float16
+        with without_autocast(embeddings.device.type):  # J_gen of some 1e5 overflows float16
             embeddings, features = embeddings.to(precision), features.to(precision)
             weight, bias = self.classifier.weight.to(precision), self.classifier.bias.to(precision)
             classification = F.cross_entropy(F.linear(features, weight, bias), labels)  # step 7: J_ce

@@ -22,7 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_not_negative, require_whole, tamed
+from proxygml.losses.interface import (
+    checked_labels,
+    highest_precision,
+    require_not_negative,
+    require_whole,
+    tamed,
+    without_autocast,
+)
 
 AT_ONCE = 2**24  # triplets whose margins are compared at the same time: 64 MB in float32
 
@@ -71,7 +78,7 @@ class HTLLoss(nn.Module):
             return
         embeddings, labels = embed()
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             self.class_distances, spreads, counts = class_statistics(embeddings, labels, self.num_classes)
             lowest = spreads[counts > 1].mean() if (counts > 1).any() else spreads.new_zeros(())  # d_0
             level = torch.arange(self.levels + 1, dtype=spreads.dtype, device=spreads.device)  # (L + 1,): l
@@ -81,7 +88,7 @@ class HTLLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         precision = highest_precision(embeddings)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             samples = F.normalize(tamed(embeddings.to(precision)), dim=-1)  # (B, D)
             distances = 2 - 2 * samples @ samples.T  # (B, B), squared
             same = labels[:, None] == labels  # (B, B)

@@ -6,12 +6,12 @@ Of the similarities (B, CN) no more than HELD are there at a time. docs/performa
 import torch
 from torch import Tensor
 
+ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NUMBERS = 2**20  # of proxies that are multiplied, scaled and projected at a time, while they are in the cache
 NUMBERS_ON_GPU = 2**26
 HELD = 2**21  # similarities at a time, however many proxies there are: fresh memory costs more time than products do
 HELD_ON_GPU = 2**27
 BLOCKS = (16, 8, 4)  # columns of which only the largest takes part in the first round of choosing; all divide the first
-MANY = 2**13  # proxies; from here on tiles and two rounds take less time than one product and one round
 SHORTEST = 1e-12  # what a vector is divided by at least, as in F.normalize
 
 
@@ -23,42 +23,6 @@ def nearest_proxies(
     Unit samples (B, D) and vectors (CN, D) of any length, ranked by cosine, to which `positive_bonus` is added for the
     proxies of a sample's own class, `own` (B, N).
     """
-    nearest = _nearest_of_few if len(vectors) < MANY else _nearest_of_many
-    return nearest(samples, vectors, own, links, positive_bonus)
-
-
-def nearest_in_order(
-    sample: Tensor, vectors: Tensor, inverse_lengths: Tensor, own: Tensor, links: int, positive_bonus: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The k proxies (k,) of one sample (D,) that rank first, of equal ones the first; their cosines and ranks (k,)."""
-    cosines = (vectors @ sample).mul_(inverse_lengths)  # (CN,)
-    own, here = _within(own, len(vectors))
-    ranks = cosines.index_add(0, own, positive_bonus * here.to(cosines.dtype))
-    edge = ranks.topk(links, sorted=False).values.amin()
-    equal = (ranks == edge).nonzero()[:, 0]
-    larger = (ranks > edge).nonzero()[:, 0]
-    linked = torch.cat([larger, equal[: links - len(larger)]]).sort().values
-    return linked, cosines[linked], ranks[linked]
-
-
-def _nearest_of_few(
-    samples: Tensor, vectors: Tensor, own: Tensor, links: int, positive_bonus: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranked at once, as the equations are written."""
-    inverse_lengths = invert_lengths(vectors)
-    cosines = (samples @ vectors.T).mul_(inverse_lengths)  # (B, CN), Eq. 2: S
-    own, here = _within(own, len(vectors))
-    own_cosines = cosines.gather(1, own)  # (B, N)
-    cosines.scatter_add_(1, own, positive_bonus * here.to(cosines.dtype))  # Eq. 3: S + S^pos
-    linked = cosines.topk(links, sorted=False).indices.sort(dim=1).values  # (B, k), Eq. 4: I
-    cosines.scatter_(1, own, own_cosines)  # S again; a difference would round
-    return linked, cosines.gather(1, linked), inverse_lengths
-
-
-def _nearest_of_many(
-    samples: Tensor, vectors: Tensor, own: Tensor, links: int, positive_bonus: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranked part by part: what has been ranked is forgotten but for the k first so far."""
     total, per_class = len(vectors), own.shape[1]
     inverse_lengths = samples.new_empty(total)
     width = min(total, max(1, at_a_time(vectors) // len(samples)))
@@ -84,6 +48,20 @@ def _nearest_of_many(
     place, positive = _within(linked - own[:, :1], per_class)
     cosines = torch.where(positive, own_cosines.gather(1, place), ranks.gather(1, order))  # a difference would round
     return linked, cosines, inverse_lengths
+
+
+def nearest_in_order(
+    sample: Tensor, vectors: Tensor, inverse_lengths: Tensor, own: Tensor, links: int, positive_bonus: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k proxies (k,) of one sample (D,) that rank first, of equal ones the first; their cosines and ranks (k,)."""
+    cosines = (vectors @ sample).mul_(inverse_lengths)  # (CN,)
+    own, here = _within(own, len(vectors))
+    ranks = cosines.index_add(0, own, positive_bonus * here.to(cosines.dtype))
+    edge = ranks.topk(links, sorted=False).values.amin()
+    equal = (ranks == edge).nonzero()[:, 0]
+    larger = (ranks > edge).nonzero()[:, 0]
+    linked = torch.cat([larger, equal[: links - len(larger)]]).sort().values
+    return linked, cosines[linked], ranks[linked]
 
 
 def _within(places: Tensor, size: int) -> tuple[Tensor, Tensor]:

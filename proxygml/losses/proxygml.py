@@ -14,35 +14,27 @@ section 3, whose symbols are called here:
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
-`Equations.forward` goes through them in order; what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py and
-nearest.py. Gradients are written out: they are short, and take less time and memory than those of autograd.
-docs/paper.md lists where this differs from the paper or from its authors' code, and why.
+Few proxies go through them in at_once.py, which has the matrices of the paper. `solve_in_parts` is for any number, and
+for classes on several processes: what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py and nearest.py. Gradients
+are written out: they are short, and take less time and memory than those of autograd. docs/paper.md lists where this
+differs from the paper or from its authors' code, and why.
 """
 
 import math
 import warnings
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole
-from proxygml.losses.nearest import invert_lengths
+from proxygml.losses.at_once import NO_POSITIVE_LINK, Gradients, Terms, fit_at_once, solve_at_once
+from proxygml.losses.interface import checked_labels, highest_precision, require_whole, without_autocast
+from proxygml.losses.nearest import ABOVE_ANY_COSINE, invert_lengths
 from proxygml.losses.rooms import Room
 from proxygml.losses.subgraphs import classify_proxies, link, link_gradients, straighten
 
-ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
 NO_CLASS = -(2**62)  # below whatever labels of other processes are here
-NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
-
-
-class Terms(NamedTuple):
-    """What the last loss was made of, without gradient, for logs."""
-
-    sample_loss: Tensor  # L^s
-    proxy_loss: Tensor | None  # L^p; None where proxy_weight is 0 and it was not computed
-    unlinked_share: Tensor  # share of samples without a link to a proxy of their own class
 
 
 class ProxyGMLLoss(nn.Module):
@@ -118,11 +110,9 @@ class ProxyGMLLoss(nn.Module):
         """The loss of a batch. The last three are what pytorch-metric-learning passes; proxies need none of them."""
         labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
-        with torch.autocast(embeddings.device.type, enabled=False):  # exp of a sum of N cosines overflows float16
+        with without_autocast(embeddings.device.type):  # exp of a sum of N cosines overflows float16
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()  # which needs no gradient
-            loss, *terms = Equations.apply(embeddings.to(precision), proxies.to(precision), labels, self, None)
-        self.last_terms = Terms(*terms)
-        return loss
+            return Equations.apply(embeddings.to(precision), proxies.to(precision), labels, self, None)
 
     def extra_repr(self) -> str:
         classes, per_class, dimension = self.proxies.shape
@@ -156,7 +146,7 @@ class Together(Protocol):
 
 
 class Equations(torch.autograd.Function):
-    """The loss and its `Terms`. Its gradients are known as soon as its value is, and are made at once."""
+    """The loss. Its gradients are known as soon as its value is, and are made at once."""
 
     @staticmethod
     def forward(
@@ -166,50 +156,18 @@ class Equations(torch.autograd.Function):
         labels: Tensor,
         settings: "ProxyGMLLoss",
         together: Together | None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Tensor:
         """Embeddings (B, D) and proxies (C, N, D) of any length, labels (B,)."""
-        classes, per_class, _ = proxies.shape
-        inverse_lengths = invert_lengths(embeddings)  # (B,)
-        samples = embeddings * inverse_lengths[:, None]  # (B, D)
-        # Eq. 2 to 4: I, and of W the entries that are not 0
-        links = link(
-            *(samples, proxies, labels, min(settings.links, classes * per_class), settings.positive_bonus),
-            None if together is None else together.among_all,
-        )
-        scores, reached, column = propagate(links.cosines, links.linked // per_class, classes)  # Eq. 5: Z = W Y^p, M
-        unmasked = None if settings.mask_softmax else settings.num_classes
-        sample_loss, slope, unlinked = masked_cross_entropy(  # Eq. 6, 7: L^s, and its gradient dL^s/dZ
-            settings.scale * scores, reached, labels, unmasked, together
-        )
-        gradients: tuple[Tensor | None, Tensor | None] = None, None
-        if any(ctx.needs_input_grad):  # dL^s/dW: a link moves the score of its class
-            slopes = settings.scale * slope.gather(1, column)
-            straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
-            gradients = link_gradients(
-                samples,
-                proxies,
-                links,
-                slopes,
-                settings.gradient_room,
-                sparse=settings.sparse_gradient,
-                straight=straight,
-            )
-            straighten(gradients[0], embeddings, inverse_lengths)
-            gradients[0].mul_(inverse_lengths[:, None])
-
-        if settings.proxy_weight == 0:
-            loss, proxy_loss = sample_loss.clone(), None
-        else:  # Eq. 8 to 11: lambda L^p
-            given = proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
-            if together is None:
-                weighted = classify_proxies(*given, settings.product_room)
-            else:
-                weighted = together.classify_proxies(*given)
-            loss, proxy_loss = sample_loss + weighted, weighted / settings.proxy_weight  # Eq. 12: L
+        given, differentiate = (embeddings, proxies, labels, settings), any(ctx.needs_input_grad)
+        if together is None and fit_at_once(len(embeddings), proxies, settings):
+            terms, gradients = solve_at_once(*given, differentiate=differentiate)
+        else:
+            terms, gradients = solve_in_parts(*given, together, differentiate=differentiate)
+        settings.last_terms = terms
         ctx.save_for_backward(*gradients)
-        terms = [term for term in (sample_loss, proxy_loss, unlinked) if term is not None]
-        ctx.mark_non_differentiable(*terms)
-        return loss, sample_loss, proxy_loss, unlinked
+        if terms.proxy_loss is None:
+            return terms.sample_loss.clone()
+        return terms.sample_loss.add(terms.proxy_loss, alpha=settings.proxy_weight)  # Eq. 12: L
 
     @staticmethod
     @once_differentiable
@@ -217,6 +175,55 @@ class Equations(torch.autograd.Function):
         as_they_are = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy is dear
         gradients = ctx.saved_tensors if as_they_are else (each * gradient for each in ctx.saved_tensors)
         return *gradients, None, None, None
+
+
+def solve_in_parts(
+    embeddings: Tensor,
+    proxies: Tensor,
+    labels: Tensor,
+    settings: "ProxyGMLLoss",
+    together: Together | None,
+    *,
+    differentiate: bool,
+) -> tuple[Terms, Gradients]:
+    """Embeddings (B, D) and proxies (C, N, D) of any length, labels (B,) -> L^s and L^p, and the gradients of L."""
+    classes, per_class, _ = proxies.shape
+    inverse_lengths = invert_lengths(embeddings)  # (B,)
+    samples = embeddings * inverse_lengths[:, None]  # (B, D)
+    # Eq. 2 to 4: I, and of W the entries that are not 0
+    links = link(
+        *(samples, proxies, labels, min(settings.links, classes * per_class), settings.positive_bonus),
+        None if together is None else together.among_all,
+    )
+    scores, reached, column = propagate(links.cosines, links.linked // per_class, classes)  # Eq. 5: Z = W Y^p, M
+    unmasked = None if settings.mask_softmax else settings.num_classes
+    sample_loss, slope, unlinked = masked_cross_entropy(  # Eq. 6, 7: L^s, and its gradient dL^s/dZ
+        settings.scale * scores, reached, labels, unmasked, together
+    )
+    gradients: Gradients = None, None
+    if differentiate:  # dL^s/dW: a link moves the score of its class
+        slopes = settings.scale * slope.gather(1, column)
+        straight = settings.proxy_weight == 0  # otherwise L^p straightens the gradients of both
+        gradients = link_gradients(
+            samples,
+            proxies,
+            links,
+            slopes,
+            settings.gradient_room,
+            sparse=settings.sparse_gradient,
+            straight=straight,
+        )
+        straighten(gradients[0], embeddings, inverse_lengths)
+        gradients[0].mul_(inverse_lengths[:, None])
+    proxy_loss = None
+    if settings.proxy_weight > 0:  # Eq. 8 to 11: lambda L^p
+        given = proxies, links.inverse_lengths, settings.proxy_rows, settings.proxy_weight, gradients[1]
+        if together is None:
+            weighted = classify_proxies(*given, settings.product_room)
+        else:
+            weighted = together.classify_proxies(*given)
+        proxy_loss = weighted / settings.proxy_weight
+    return Terms(sample_loss, proxy_loss, unlinked), gradients
 
 
 def propagate(similarity: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:

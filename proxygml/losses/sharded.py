@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.gathering import gather_rows, same_everywhere
-from proxygml.losses.interface import check_values, checked_shapes, highest_precision
+from proxygml.losses.interface import check_values, checked_shapes, highest_precision, without_autocast
 from proxygml.losses.nearest import at_a_time, parts
 from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
 from proxygml.losses.rooms import Room
@@ -85,16 +85,14 @@ class ShardedProxyGMLLoss(nn.Module):
         """The loss of the batches of all processes, the same on each."""
         labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings.device.type):
             embeddings = gather_rows(embeddings.to(precision), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True)  # (B,)
             check_values(embeddings, labels, self.num_classes)  # on all processes alike, so that none waits for another
             labels = labels - self.first_class  # 0 for the first class here
             together = _Processes(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
-            loss, *terms = Equations.apply(embeddings, proxies.to(precision), labels, self, together)
-        self.last_terms = Terms(*terms)
-        return loss
+            return Equations.apply(embeddings, proxies.to(precision), labels, self, together)
 
     def extra_repr(self) -> str:
         return f"classes {self.first_class} to {self.first_class + len(self.proxies) - 1} of {self.num_classes}"

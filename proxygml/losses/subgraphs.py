@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.losses import nearest
 from proxygml.losses.nearest import at_a_time, nearest_in_order, nearest_proxies, parts, rows_at_a_time
 from proxygml.losses.rooms import Room
 
-FEW_LINKS = 0.1  # of many proxies; up to here sums over links take less time than products of mostly zeros
+FEW_LINKS = 0.1  # of all proxies; up to here sums over links take less time than products of mostly zeros
 
 
 class Links(NamedTuple):
@@ -74,8 +73,7 @@ def link_gradients(
         there = (linked < len(vectors)).nonzero()[:, 0]
         linked, slopes, cosines, sample = (each[there] for each in (linked, slopes, cosines, sample))
     weights = slopes * links.inverse_lengths[linked]  # (L,): g / |p|
-    over_links = sparse or (len(vectors) >= nearest.MANY and len(linked) <= FEW_LINKS * len(samples) * len(vectors))
-    if not over_links:
+    if not sparse and len(linked) > FEW_LINKS * len(samples) * len(vectors):
         matrix = weights.new_zeros(len(samples), len(vectors)).index_put_((sample, linked), weights)  # (B, CN)
         proxy_gradient = torch.mm(matrix.T, samples, out=room.empty(len(vectors), samples))  # (CN, D)
         if straight:

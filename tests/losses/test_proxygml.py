@@ -5,6 +5,8 @@ import math
 import re
 import unittest.mock
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.measuring import allocations
 from proxygml import ProxyGMLLoss
-from proxygml.losses import nearest, subgraphs
+from proxygml.losses import at_once, nearest, subgraphs
 from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links
 from proxygml.losses.subgraphs import classify_proxies, link
 from tests.losses import oracle
@@ -59,15 +61,26 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-PATHS = {  # which of the ways through nearest.py and subgraphs.py are taken
-    "few proxies": {"NUMBERS": 6},
-    "gradients by matrix products": {"FEW_LINKS": 0, "MANY": 1},
-    "gradients by sums over links": {"FEW_LINKS": 1, "MANY": 1},
-    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1, "MANY": 1},
-    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,), "MANY": 1},
-    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2), "MANY": 1},
+PATHS = {  # which of the ways through at_once.py, nearest.py and subgraphs.py are taken
+    "few proxies at once": {},
+    "gradients by matrix products": {"FEW": 1, "FEW_LINKS": 0, "NUMBERS": 6},
+    "gradients by sums over links": {"FEW": 1, "FEW_LINKS": 1},
+    "proxies in parts": {"FEW": 1, "NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
+    "proxies in parts and blocks": {"FEW": 1, "HELD": 20, "BLOCKS": (2,)},
+    "proxies in parts and tiles": {"FEW": 1, "HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2)},
+    "few proxies whose similarities are too many": {"HELD": 3},
     "rows of a sparse gradient": {"NUMBERS": 6},
 }
+
+
+@contextmanager
+def taking(path: str) -> Iterator[None]:
+    """In which a loss takes one of the PATHS."""
+    with ExitStack() as changed:
+        for name, number in PATHS[path].items():
+            module = {"FEW": at_once, "FEW_LINKS": subgraphs}.get(name, nearest)
+            changed.enter_context(unittest.mock.patch.object(module, name, number))
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -107,9 +120,7 @@ def test_value_and_gradients_equal_the_papers_equations_on_every_path(
         scale=problem["softmax_scale"],
     )
     assume(gap > 1e-5)  # a tie is decided by neither
-    numbers = {name: number for name, number in PATHS[path].items() if name != "FEW_LINKS"}
-    few_links = unittest.mock.patch.object(subgraphs, "FEW_LINKS", PATHS[path].get("FEW_LINKS", subgraphs.FEW_LINKS))
-    with unittest.mock.patch.multiple(nearest, **numbers), few_links:
+    with taking(path):
         value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
     gradients = [gradient.to_dense() for gradient in gradients]
     # Gradients scale with the inverse length of what is normalised, so they are compared at unit length.
@@ -500,9 +511,9 @@ def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> N
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 4  # similarities, their gradients of samples and of proxies, and Z^p
-    assert calls["aten::bmm"] == 1  # the sums of classes
-    assert calls["aten::addmm_"] == 2  # gradients of proxies and of the sums of classes
+    assert calls["aten::mm"] == 2  # similarities with Z^p, and the gradients of samples and of sums of classes
+    assert calls["aten::addmm_"] == 1  # gradients of proxies
+    assert calls["aten::bmm"] == 2  # the sums of classes, and what their gradients have along each proxy
     assert calls["aten::topk"] == 1
 
 

@@ -1,0 +1,116 @@
+"""ProxyGML at once: the equations of proxygml.py on whole matrices, for few proxies.
+
+Samples and the sums of the unit proxies of each class are rows of one matrix R (B + C, D). With the unit proxies P, one
+product R P^T has S of the samples and, transposed, Z^p = P (P^T Y^p) of the proxies. With the gradient G of the loss by
+its entries, one product G P has the gradients of samples and sums, and one G^T R those of proxies. A step with few
+proxies is more operations than work, and these are fewer than in subgraphs.py, which takes proxies part by part.
+"""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from proxygml.losses import nearest
+from proxygml.losses.nearest import ABOVE_ANY_COSINE, invert_lengths
+
+if TYPE_CHECKING:
+    from proxygml.losses.proxygml import ProxyGMLLoss
+
+NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
+FEW = 2**11  # proxies; with more of them parts that stay in the cache take less time
+
+
+Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D), where they are wanted
+
+
+class Terms(NamedTuple):
+    """What the last loss was made of, without gradient, for logs."""
+
+    sample_loss: Tensor  # L^s
+    proxy_loss: Tensor | None  # L^p; None where proxy_weight is 0 and it was not computed
+    unlinked_share: Tensor  # share of samples without a link to a proxy of their own class
+
+
+def fit_at_once(batch: int, proxies: Tensor, settings: "ProxyGMLLoss") -> bool:
+    """Whether proxies (C, N, D) are few, their similarities fit in memory, and all are asked for."""
+    total = len(proxies) * proxies.shape[1]
+    sums = len(proxies) if settings.proxy_weight > 0 else 0
+    everyone = not settings.sparse_gradient and (settings.proxy_rows is None or settings.proxy_rows >= total)
+    return everyone and total < FEW and (batch + sums) * total <= nearest.at_a_time(proxies)
+
+
+def solve_at_once(
+    embeddings: Tensor, proxies: Tensor, labels: Tensor, settings: "ProxyGMLLoss", *, differentiate: bool
+) -> tuple[Terms, Gradients]:
+    """Embeddings (B, D) and proxies (C, N, D) of any length, labels (B,) -> L^s and L^p, and the gradients of L."""
+    classes, per_class, dimension = proxies.shape
+    batch, sums = len(embeddings), classes if settings.proxy_weight > 0 else 0
+    vectors = proxies.flatten(0, 1)  # (CN, D)
+    inverse_lengths, sample_inverse = invert_lengths(vectors), invert_lengths(embeddings)[:, None]  # (CN,), (B, 1)
+    inverse = inverse_lengths.view(classes, per_class, 1)
+    rows = embeddings.new_empty(batch + sums, dimension)  # R
+    samples = torch.mul(embeddings, sample_inverse, out=rows[:batch])
+    if sums:
+        torch.bmm(inverse.transpose(1, 2), proxies, out=rows[batch:, None])  # (C, 1, D): P^T Y^p
+    similarity = (rows @ vectors.T).mul_(inverse_lengths)  # (B + C, CN), Eq. 2: S, and Eq. 8, 9: Z^p
+    slopes = torch.empty_like(similarity)  # (B + C, CN): G
+    sample_loss, unlinked = _sample_loss(similarity[:batch], labels, settings, slopes[:batch])
+    proxy_loss = _proxy_loss(similarity[batch:], settings.proxy_weight, slopes[batch:]) if sums else None
+    if not differentiate:
+        return Terms(sample_loss, proxy_loss, unlinked), (None, None)
+
+    # A unit vector u = v / |v| whose gradient is g gives v the gradient (g - (g . u) u) / |v|.
+    similarity *= slopes
+    along, sample_along = similarity.sum(dim=0), similarity[:batch].sum(dim=1, keepdim=True)  # g . u: (CN,), (B, 1)
+    slopes *= inverse_lengths
+    row_gradient = slopes @ vectors  # (B + C, D)
+    sum_gradient = row_gradient[batch:, None]  # (C, 1, D), for each proxy of a class
+    if sums:
+        along.addcmul_(torch.bmm(sum_gradient, proxies.transpose(1, 2)).view(-1), inverse_lengths)
+    gradient = settings.gradient_room.empty(len(vectors), vectors)  # (CN, D)
+    torch.mul(vectors, along.mul_(inverse_lengths.square().neg_())[:, None], out=gradient)
+    if sums:
+        gradient.view_as(proxies).addcmul_(sum_gradient, inverse)
+    gradient.addmm_(slopes.T, rows)
+    sample_gradient = torch.addcmul(row_gradient[:batch], samples, sample_along, value=-1).mul_(sample_inverse)
+    return Terms(sample_loss, proxy_loss, unlinked), (sample_gradient, gradient.view_as(proxies))
+
+
+def _sample_loss(cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """L^s, and the share of unlinked samples: cosines (B, CN), labels (B,). Its gradient goes into slopes (B, CN)."""
+    batch, classes = len(cosines), settings.num_classes
+    own = cosines.new_zeros(batch, classes).scatter_(1, labels[:, None], 1)  # (B, C): Y^s
+    by_class = cosines.view(batch, classes, -1)  # (B, C, N)
+    ranks = by_class.add(own[:, :, None], alpha=settings.positive_bonus)  # Eq. 3: S + S^pos
+    linked = ranks.view(batch, -1).topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
+    reached = linked // by_class.shape[2]  # (B, k): the class of each link
+    scores = cosines.new_full((batch, classes), -math.inf if settings.mask_softmax else 0)  # (B, C)
+    scores.scatter_(1, reached, 0).scatter_add_(1, reached, cosines.gather(1, linked))  # Eq. 5: Z = W Y^p
+    log_probability = scores.mul_(settings.scale).log_softmax(dim=1)  # Eq. 6
+    unlinked, without = cosines.new_zeros(()), None
+    if settings.positive_bonus < ABOVE_ANY_COSINE:  # otherwise a positive ranks first
+        without = own.gather(1, reached).amax(dim=1, keepdim=True) == 0  # (B, 1): no link reaches the own class
+        unlinked = without.to(cosines.dtype).mean()
+        without &= settings.mask_softmax  # it then has no part in the softmax either
+        log_probability.masked_fill_(without & (own > 0), -NO_POSITIVE_LINK)
+    loss = F.nll_loss(log_probability, labels)  # Eq. 7
+    slope = log_probability.exp_().sub_(own).mul_(settings.scale / batch)  # (B, C): dL^s/dZ = (P - Y^s) / B
+    if without is not None:
+        slope.masked_fill_(without, 0)
+    slopes.zero_().scatter_(1, linked, slope.gather(1, reached))
+    return loss, unlinked
+
+
+def _proxy_loss(scores: Tensor, weight: float, slopes: Tensor) -> Tensor:
+    """L^p of scores (C, CN), a column for each proxy. A weight times its gradient goes into slopes (C, CN)."""
+    classes, total = scores.shape
+    torch.log_softmax(scores, dim=0, out=slopes)  # Eq. 10
+    own = slopes.view(classes, classes, -1).diagonal()  # (N, C)
+    loss = own.mean().neg_()  # Eq. 11
+    slopes.exp_()
+    own -= 1  # P^p - Y^p
+    slopes *= weight / total
+    return loss
