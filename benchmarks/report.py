@@ -35,21 +35,22 @@ the same with the lengths of proxies alone, since no normalised copy of them nee
 the second is with `sparse_gradient=True`.
 
 {loss}
-Memory is the most that a step takes above parameters, by torch's account. Of short calls the first of a turn, which finds
-the caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the limit's
-first, and the dense equations take {first_dense:.1f} times as long.
+Memory is the most that a step takes above parameters, by torch's account. Of short calls the first of a turn, which
+finds the caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the
+limit's first, and the dense equations take {first_dense:.1f} times as long.
 
 ![cost against the number of classes](../results/bench/classes.png)
 ![cost against the batch](../results/bench/batch.png)
 
 ### How
 - **At once: fewer than {few_proxies:,} proxies** whose similarities, with those of the sums of classes, fit into the
-  memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The number of operations counts here, more than their
-  size: samples and sums of classes are multiplied together, three products in all, and every matrix is whole. Cars with a
-  batch of 32 takes {in_parts:.2f} times as long in parts; with more proxies it is the other way round.
+  memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The number of operations counts here, more than
+  their size: samples and sums of classes are multiplied together, three products in all, and every matrix is whole.
+  Cars with a batch of 32 takes {in_parts:.2f} times as long in parts; with more proxies it is the other way round.
 - **Parts** from there on ([`subgraphs.py`](../proxygml/losses/subgraphs.py), with
-  [`nearest.py`](../proxygml/losses/nearest.py)), for sparse gradients and for classes on several processes. Similarities are made {held:,} at a time and only the k largest of each row go on, so that
-  no matrix of size B x CN exists beyond that. Later parts look only for what is nearer than the farthest link so far.
+  [`nearest.py`](../proxygml/losses/nearest.py)), for sparse gradients and for classes on several processes.
+  Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of size B x CN
+  exists beyond that. Later parts look only for what is nearer than the farthest link so far.
 - **Tiles** there too: the product of 32 samples and all proxies is made of products with some
   hundred proxies each (`bmm`), sixteen at a time, while these are in the cache, beside their lengths.
 - **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
@@ -68,10 +69,10 @@ first, and the dense equations take {first_dense:.1f} times as long.
 ### What did not pay
 Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
 which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
-`sum`; rows by `vectors[rows]` instead of `index_select`. At once: gradients of samples as sums over links, products in
-batches, a smaller number of kinds of operations by inference mode (2 %). What is left of a small step is the number of its
-operations, not its products. Larger and smaller tiles are slower, and so are larger parts; the transposed product gains less than
-turning its result costs.
+`sum`; rows by `vectors[rows]` instead of `index_select`. Larger and smaller tiles are slower, and so are larger parts;
+the transposed product gains less than turning its result costs. At once: gradients of samples as sums over links and
+products in batches gain nothing, inference mode a fiftieth. What is left of a small step is the number of its
+operations, not its products.
 
 ## The optimizer
 A step on the proxies alone. `RowAdam` equals Adam where every row is touched in every step; otherwise untouched rows
