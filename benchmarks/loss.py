@@ -35,10 +35,12 @@ class Case(NamedTuple):
     batch: int
     links: float  # a share of all proxies, or from 1 on their number
     weight: float  # of the regulariser
+    threads: int | None = None  # as many as there are
 
 
 CASES = {
     "Cars, batch 32": Case(98, 12, 512, 32, 0.05, 0.3),
+    "Cars, batch 32, one thread": Case(98, 12, 512, 32, 0.05, 0.3, threads=1),
     "Cars, batch 180": Case(98, 12, 512, 180, 0.05, 0.3),
     "SOP, batch 32": Case(11318, 1, 512, 32, 0.05, 0.0),
     "SOP, batch 180": Case(11318, 1, 512, 180, 0.05, 0.0),
@@ -155,7 +157,10 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 def measure(case: Case, seconds: float, *, all_of_them: bool = True) -> dict:
     """Time and memory of every contender."""
     calls = contenders(case, all_of_them=all_of_them)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(case.threads or threads)
     found = take_turns(calls, seconds, least=3 if all_of_them else 2)
+    torch.set_num_threads(threads)
     with patch.object(rooms, "LARGE", math.inf):  # all gradients in memory of torch's, which counts its own alone
         for name, call in calls.items():
             found[name]["mb"] = round(peak_megabytes(call), 2)

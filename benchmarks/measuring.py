@@ -19,15 +19,15 @@ from proxygml.files import written_whole
 from proxygml.runs import provenance
 
 RESULTS = Path("results/bench")
-SHORT = 50.0  # milliseconds; what takes less is called twice in a turn
+TURN = 30.0  # milliseconds that a turn takes at least
 Calls = Mapping[str, Callable[[], object]]
 
 
 def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> dict[str, dict[str, float]]:
     """Milliseconds of each call, median and quartiles: after a round to warm up, as many rounds as fit the time.
 
-    Short calls are made twice in a turn and the second counts, as in a loop of its own. The first finds the caches full
-    of what another contender left; its median is there as "first".
+    A turn is one long call, or several short ones of which the first does not count: it finds the caches full of what
+    another contender left, the others are as in a loop of their own. The median of the first is there as "first".
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
     first: dict[str, list[float]] = {name: [] for name in calls}
@@ -37,11 +37,11 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
             break
         for name, call in calls.items():
             milliseconds = [timed(call)]
-            if milliseconds[0] < SHORT:
+            while sum(milliseconds) < TURN:
                 milliseconds.append(timed(call))
             if turn:
                 first[name].append(milliseconds[0])
-                taken[name].append(milliseconds[-1])
+                taken[name].append(statistics.median(milliseconds[1:] or milliseconds))
     return {name: spread(taken[name]) | {"first": round(statistics.median(first[name]), 3)} for name in calls}
 
 

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from benchmarks import scaling
-from benchmarks.measuring import RESULTS, SHORT, load
+from benchmarks.measuring import RESULTS, TURN, load
 from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
@@ -22,8 +22,8 @@ LIMITS = ("normalisation and products", "lengths and products")
 TEXT = """# Performance
 
 Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures
-again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel. A call that
-takes less than {short:.0f} ms is made twice in a turn and the second counts, as in a loop of its own.
+again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel. A turn is one
+call, or as many as take {turn:.0f} ms, of which the first does not count: the others are as in a loop of their own.
 {machine}
 
 ## The loss
@@ -35,9 +35,9 @@ the same with the lengths of proxies alone, since no normalised copy of them nee
 the second is with `sparse_gradient=True`.
 
 {loss}
-Memory is the most that a step takes above parameters, by torch's account. Of short calls the first of a turn, which
-finds the caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the
-limit's first, and the dense equations take {first_dense:.1f} times as long.
+Memory is the most that a step takes above parameters, by torch's account. The first call of a turn, which finds the
+caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the limit's
+first, and the dense equations take {first_dense:.1f} times as long.
 
 ![cost against the number of classes](../results/bench/classes.png)
 ![cost against the batch](../results/bench/batch.png)
@@ -226,7 +226,7 @@ def page() -> str:
         peers=", ".join(peers),
         held=nearest.HELD,
         few_proxies=at_once.FEW,
-        short=SHORT,
+        turn=TURN,
         first=small[OURS]["first"] / small[LIMITS[0]]["first"],
         first_dense=small[DENSE]["first"] / small[OURS]["first"],
         in_parts=small[PARTS]["ms"] / small[OURS]["ms"],
