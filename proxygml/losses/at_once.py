@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
 FEW = 2**11  # proxies; with more of them parts that stay in the cache take less time
 
-
 Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D), where they are wanted
 
 

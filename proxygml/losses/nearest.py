@@ -1,6 +1,7 @@
-"""Which proxies are nearest to each sample: Eq. 2 to 4 of proxygml.py, for few proxies at once and for many in parts.
+"""Which proxies are nearest to each sample: Eq. 2 to 4 of proxygml.py, for any number of proxies, part by part.
 
-Of the similarities (B, CN) no more than HELD are there at a time. docs/performance.md says what was measured.
+Of the similarities (B, CN) no more than HELD are there at a time: what has been ranked is forgotten but for the k first
+so far. docs/performance.md says what was measured.
 """
 
 import torch
