@@ -83,7 +83,8 @@ def _sample_loss(cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slop
     batch, classes = len(cosines), settings.num_classes
     own = cosines.new_zeros(batch, classes).scatter_(1, labels[:, None], 1)  # (B, C): Y^s
     by_class = cosines.view(batch, classes, -1)  # (B, C, N)
-    ranks = by_class.add(own[:, :, None], alpha=settings.positive_bonus)  # Eq. 3: S + S^pos
+    ranks = slopes.view_as(by_class)  # whose memory is not needed yet
+    torch.add(by_class, own[:, :, None], alpha=settings.positive_bonus, out=ranks)  # Eq. 3: S + S^pos
     linked = ranks.view(batch, -1).topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
     reached = linked // by_class.shape[2]  # (B, k): the class of each link
     scores = cosines.new_full((batch, classes), -math.inf if settings.mask_softmax else 0)  # (B, C)
