@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
     [
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
         ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "lengths and products"]),
-        ("evaluation --quick --dry", ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"]),
+        (
+            "evaluation --quick --dry --threads 1",
+            ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"],
+        ),
         (
             "search --vectors 10500 --dry",
             ["random, exact: ", "in groups, hnsw: ", "in groups, ivf-pq: "],
