@@ -56,8 +56,9 @@ first, and the dense equations take {first_dense:.1f} times as long.
 - **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
   8 or 4 first, which have the same place in as many tiles, then the winning blocks. Exact: a block that holds one of
   the k largest has one of the k largest maxima.
-- **Gradients over links.** Of many proxies, up to a tenth of them linked, gradients are sums over links
-  (`embedding_bag`), otherwise matrix products. Nothing normalised is kept: products are scaled by 1 / length instead.
+- **Gradients over links.** Where a sample is linked to up to a tenth of the proxies, gradients are sums over links
+  (`embedding_bag`), otherwise matrix products; at once, those of proxies are products always. Nothing normalised is
+  kept: products are scaled by 1 / length instead.
 - **The same memory in every step.** A gradient of a megabyte or more lies in memory that the loss lends, and again once
   `zero_grad()` has let go of it ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page,
   which takes longer than filling it. The column MB counts it.
@@ -70,8 +71,8 @@ first, and the dense equations take {first_dense:.1f} times as long.
 Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
 which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
 `sum`; rows by `vectors[rows]` instead of `index_select`. Larger and smaller tiles are slower, and so are larger parts;
-the transposed product gains less than turning its result costs. At once: gradients of samples as sums over links and
-products in batches gain nothing, inference mode a fiftieth. What is left of a small step is the number of its
+the transposed product gains less than turning its result costs. At once: products in batches gain nothing, inference
+mode a fiftieth. What is left of a small step is the number of its
 operations, not its products.
 
 ## The optimizer

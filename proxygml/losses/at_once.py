@@ -2,8 +2,8 @@
 
 Samples and the sums of the unit proxies of each class are rows of one matrix R (B + C, D). With the unit proxies P, one
 product R P^T has S of the samples and, transposed, Z^p = P (P^T Y^p) of the proxies. With the gradient G of the loss by
-its entries, one product G P has the gradients of samples and sums, and one G^T R those of proxies. A step with few
-proxies is more operations than work, and these are fewer than in subgraphs.py, which takes proxies part by part.
+its entries, G P has the gradients of samples and sums, and G^T R those of proxies. A step with few proxies is more
+operations than work, and these are fewer than in subgraphs.py, which takes proxies part by part.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.losses import nearest
+from proxygml.losses import nearest, subgraphs
 from proxygml.losses.nearest import ABOVE_ANY_COSINE, invert_lengths
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def solve_at_once(
         torch.bmm(inverse.transpose(1, 2), proxies, out=rows[batch:, None])  # (C, 1, D): P^T Y^p
     similarity = (rows @ vectors.T).mul_(inverse_lengths)  # (B + C, CN), Eq. 2: S, and Eq. 8, 9: Z^p
     slopes = torch.empty_like(similarity)  # (B + C, CN): G
-    sample_loss, unlinked = _sample_loss(similarity[:batch], labels, settings, slopes[:batch])
+    sample_loss, unlinked, linked = _sample_loss(similarity[:batch], labels, settings, slopes[:batch])
     proxy_loss = _proxy_loss(similarity[batch:], settings.proxy_weight, slopes[batch:]) if sums else None
     if not differentiate:
         return Terms(sample_loss, proxy_loss, unlinked), (None, None)
@@ -65,21 +65,29 @@ def solve_at_once(
     similarity *= slopes
     along, sample_along = similarity.sum(dim=0), similarity[:batch].sum(dim=1, keepdim=True)  # g . u: (CN,), (B, 1)
     slopes *= inverse_lengths
-    row_gradient = slopes @ vectors  # (B + C, D)
-    sum_gradient = row_gradient[batch:, None]  # (C, 1, D), for each proxy of a class
+    if settings.links > subgraphs.FEW_LINKS * len(vectors):
+        sample_gradient, sum_gradient = (slopes @ vectors).split([batch, sums])  # (B, D), (C, D)
+    else:
+        link_slopes, sum_gradient = slopes[:batch].gather(1, linked), slopes[batch:] @ vectors
+        sample_gradient = F.embedding_bag(linked, vectors, per_sample_weights=link_slopes, mode="sum")
     if sums:
-        along.addcmul_(torch.bmm(sum_gradient, proxies.transpose(1, 2)).view(-1), inverse_lengths)
+        along.addcmul_(torch.bmm(sum_gradient[:, None], proxies.transpose(1, 2)).view(-1), inverse_lengths)
     gradient = settings.gradient_room.empty(len(vectors), vectors)  # (CN, D)
     torch.mul(vectors, along.mul_(inverse_lengths.square().neg_())[:, None], out=gradient)
     if sums:
-        gradient.view_as(proxies).addcmul_(sum_gradient, inverse)
+        gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse)
     gradient.addmm_(slopes.T, rows)
-    sample_gradient = torch.addcmul(row_gradient[:batch], samples, sample_along, value=-1).mul_(sample_inverse)
+    sample_gradient.addcmul_(samples, sample_along, value=-1).mul_(sample_inverse)
     return Terms(sample_loss, proxy_loss, unlinked), (sample_gradient, gradient.view_as(proxies))
 
 
-def _sample_loss(cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """L^s, and the share of unlinked samples: cosines (B, CN), labels (B,). Its gradient goes into slopes (B, CN)."""
+def _sample_loss(
+    cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slopes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L^s of cosines (B, CN) and labels (B,), the share of unlinked samples, and the links (B, k) of all.
+
+    The gradient of L^s goes into slopes (B, CN).
+    """
     batch, classes = len(cosines), settings.num_classes
     own = cosines.new_zeros(batch, classes).scatter_(1, labels[:, None], 1)  # (B, C): Y^s
     by_class = cosines.view(batch, classes, -1)  # (B, C, N)
@@ -101,7 +109,7 @@ def _sample_loss(cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slop
     if without is not None:
         slope.masked_fill_(without, 0)
     slopes.zero_().scatter_(1, linked, slope.gather(1, reached))
-    return loss, unlinked
+    return loss, unlinked, linked
 
 
 def _proxy_loss(scores: Tensor, weight: float, slopes: Tensor) -> Tensor:

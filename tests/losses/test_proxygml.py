@@ -62,7 +62,8 @@ def problems(draw: st.DrawFn) -> dict:
 
 
 PATHS = {  # which of the ways through at_once.py, nearest.py and subgraphs.py are taken
-    "few proxies at once": {},
+    "at once, gradients by matrix products": {"FEW_LINKS": 0},
+    "at once, gradients by sums over links": {"FEW_LINKS": 1},
     "gradients by matrix products": {"FEW": 1, "FEW_LINKS": 0, "NUMBERS": 6},
     "gradients by sums over links": {"FEW": 1, "FEW_LINKS": 1},
     "proxies in parts": {"FEW": 1, "NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
@@ -511,7 +512,8 @@ def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> N
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 2  # similarities with Z^p, and the gradients of samples and of sums of classes
+    assert calls["aten::mm"] == 2  # similarities with Z^p, and the gradients of sums of classes
+    assert calls["aten::embedding_bag"] == 1  # gradients of samples
     assert calls["aten::addmm_"] == 1  # gradients of proxies
     assert calls["aten::bmm"] == 2  # the sums of classes, and what their gradients have along each proxy
     assert calls["aten::topk"] == 1
