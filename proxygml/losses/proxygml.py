@@ -14,10 +14,10 @@ section 3, whose symbols are called here:
     k, r      links, ratio            k = ceil(r C N)
     lambda    proxy_weight
 
-Few proxies go through them in at_once.py, which has the matrices of the paper. `solve_in_parts` is for any number, and
-for classes on several processes: what takes time, Eq. 2 to 4 and 8 to 11, is in subgraphs.py and nearest.py. Gradients
-are written out: they are short, and take less time and memory than those of autograd. docs/paper.md lists where this
-differs from the paper or from its authors' code, and why.
+Few proxies go through them in at_once.py, with matrices as in the paper: Z is (B, C) there, and -inf where M is 0.
+`solve_in_parts` is for any number, and for classes on several processes: what takes time, Eq. 2 to 4 and 8 to 11, is in
+subgraphs.py and nearest.py. Gradients are written out: they are short, and take less time and memory than those of
+autograd. docs/paper.md lists where this differs from the paper or from its authors' code, and why.
 """
 
 import math
@@ -146,7 +146,7 @@ class Together(Protocol):
 
 
 class Equations(torch.autograd.Function):
-    """The loss. Its gradients are known as soon as its value is, and are made at once."""
+    """The loss. Its gradients are known as soon as its value is, and are made with it."""
 
     @staticmethod
     def forward(
@@ -171,7 +171,7 @@ class Equations(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         as_they_are = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy is dear
         gradients = ctx.saved_tensors if as_they_are else (each * gradient for each in ctx.saved_tensors)
         return *gradients, None, None, None
