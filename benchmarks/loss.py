@@ -23,7 +23,9 @@ from torch import Tensor
 
 from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import ProxyGMLLoss
-from proxygml.losses import at_once, rooms
+from proxygml.losses import proxygml as equations
+from proxygml.losses import rooms
+from proxygml.losses.at_once import fit_at_once
 
 MOST_GIGABYTES = 4.0  # that the dense equations may take
 
@@ -98,10 +100,10 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 
     ours = ProxyGMLLoss(case.classes, case.dimension, **settings).to(device)
     calls = {"proxygml": step(lambda: ours(samples, labels), ours.proxies)}
-    if all_of_them and at_once.fit_at_once(case.batch, ours.proxies, ours):
+    if all_of_them and fit_at_once(case.batch, ours.proxies, ours):
 
         def in_parts() -> Tensor:
-            with patch.object(at_once, "FEW", 0):
+            with patch.object(equations, "fit_at_once", return_value=False):
                 return ours(samples, labels)
 
         calls["proxygml, in parts"] = step(in_parts, ours.proxies)
@@ -122,7 +124,10 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
         peers = {
             "SoftTriple (PML)": lambda: pml.SoftTripleLoss(
                 case.classes, case.dimension, centers_per_class=case.per_class
-            )
+            ),
+            "sub-center ArcFace (PML)": lambda: pml.SubCenterArcFaceLoss(
+                case.classes, case.dimension, sub_centers=case.per_class
+            ),
         }
     for name, make in peers.items():
         peer = make().to(device)

@@ -19,7 +19,7 @@ from proxygml.files import written_whole
 from proxygml.runs import provenance
 
 RESULTS = Path("results/bench")
-TURN = 30.0  # milliseconds that a turn takes at least
+TURN = 70.0  # milliseconds that a turn takes at least
 Calls = Mapping[str, Callable[[], object]]
 
 

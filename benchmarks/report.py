@@ -21,18 +21,20 @@ OURS, SPARSE, PARTS, DENSE = "proxygml", "proxygml, sparse gradient", "proxygml,
 LIMITS = ("normalisation and products", "lengths and products")
 TEXT = """# Performance
 
-Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures
-again. Contenders take turns in one process; times are medians, and only their ratios are meant to travel. A turn is one
-call, or as many as take {turn:.0f} ms, of which the first does not count: the others are as in a loop of their own.
+Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures again, but for Search
+and The page, which have commands of their own. Contenders take turns in one process; times are medians, and only their
+ratios are meant to travel: the JSON files have the quartiles. A turn is one call, or as many as take {turn:.0f} ms, of
+which the first does not count: the others are as in a loop of their own.
 {machine}
 
 ## The loss
 Forward and backward of a batch. "Dense" is the loss as the paper writes it, with one-hot matrices that are made
-anew in every call, full masks and a (CN)^2 regulariser; "peer" the fastest proxy loss of pytorch-metric-learning with
-the same classes and dimension ({peers});
-"limit" the proxies' normalisation and the dense products that make scores and gradients, nothing else; "stricter limit"
-the same with the lengths of proxies alone, since no normalised copy of them need be made. Where there are two figures
-the second is with `sparse_gradient=True`.
+anew in every call, full masks and a (CN)^2 regulariser; "peer" the fastest loss of pytorch-metric-learning that has as
+many proxies of the same dimension, of ArcFace and Proxy-Anchor with one for each class, SoftTriple and sub-center
+ArcFace with N (here {peers}); none of them has a regulariser like L^p. "Limit" is the proxies' normalisation and the
+dense products that make scores and gradients, nothing else, which sums over few links go below; "stricter limit" the
+same with the lengths of proxies alone, since no normalised copy of them need be made. Where there are two figures the
+second is with `sparse_gradient=True`.
 
 {loss}
 Memory is the most that a step takes above parameters, by torch's account. The first call of a turn, which finds the
@@ -43,14 +45,16 @@ first, and the dense equations take {first_dense:.1f} times as long.
 ![cost against the batch](../results/bench/batch.png)
 
 ### How
-- **At once: fewer than {few_proxies:,} proxies** whose similarities, with those of the sums of classes, fit into the
-  memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The number of operations counts here, more than
-  their size: samples and sums of classes are multiplied together, three products in all, and every matrix is whole.
-  Cars with a batch of 32 takes {in_parts:.2f} times as long in parts; with more proxies it is the other way round.
+- **At once: fewer than {few_proxies:,} proxies, or any with L^p,** whose similarities, with those of the sums of
+  classes, fit into the memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The number of operations
+  counts here, more than their size: samples and sums of classes are multiplied together, three products in all, and
+  every matrix is whole. Cars with a batch of 32 takes {in_parts:.2f} times as long in parts. By hand, D = 512: with L^p
+  at once is faster up to that memory; without it, and 2,000 proxies or a batch of 180, parts are.
 - **Parts** from there on ([`subgraphs.py`](../proxygml/losses/subgraphs.py), with
   [`nearest.py`](../proxygml/losses/nearest.py)), for sparse gradients and for classes on several processes.
   Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of size B x CN
-  exists beyond that. Later parts look only for what is nearer than the farthest link so far.
+  exists beyond that, unless more than a tenth is linked. Later parts look only for what is nearer than the farthest
+  link so far.
 - **Tiles** there too: the product of 32 samples and all proxies is made of products with some
   hundred proxies each (`bmm`), sixteen at a time, while these are in the cache, beside their lengths.
 - **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
@@ -61,7 +65,7 @@ first, and the dense equations take {first_dense:.1f} times as long.
   kept: products are scaled by 1 / length instead.
 - **The same memory in every step.** A gradient of a megabyte or more lies in memory that the loss lends, and again once
   `zero_grad()` has let go of it ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page,
-  which takes longer than filling it. The column MB counts it.
+  which takes longer than filling it. The column MB counts it as torch's own.
 - **The regulariser** goes through sums of classes and makes its gradient on the way forward, part by part. Its cost is
   that of three products of CN x C x D, which no exact method avoids. `proxy_rows=1000` classifies a thousand proxies
   drawn at random instead of all: unbiased, and the only way for very many.
@@ -139,7 +143,7 @@ def loss_table(cases: dict) -> Table:
         memory = " / ".join(f"{one['mb']:.1f}" for one in (ours, sparse) if one is not None)
         rows.append((name, times, dense, both(peer, "ms"), *limits, memory, both(peer, "mb")))
     columns = ("case (with sparse gradient)", "ms", "dense: times slower", "peer: times slower")
-    return Table((*columns, "share of the limit", "of the stricter", "MB", "peer: times more"), tuple(rows))
+    return Table((*columns, "times the limit", "times the stricter", "MB", "peer: times more"), tuple(rows))
 
 
 def best_peer(entries: dict) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxygml.losses.proxygml import ProxyGMLLoss
 
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
-FEW = 2**11  # proxies; with more of them parts that stay in the cache take less time
+FEW = 2**11  # proxies; with more, and no L^p, parts that stay in the cache take less time
 
 Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D), where they are wanted
 
@@ -34,11 +34,11 @@ class Terms(NamedTuple):
 
 
 def fit_at_once(batch: int, proxies: Tensor, settings: "ProxyGMLLoss") -> bool:
-    """Whether proxies (C, N, D) are few, their similarities fit in memory, and all are asked for."""
+    """Whether proxies (C, N, D) are few or have an L^p, all are asked for, and their similarities fit in memory."""
     total = len(proxies) * proxies.shape[1]
     sums = len(proxies) if settings.proxy_weight > 0 else 0
     everyone = not settings.sparse_gradient and (settings.proxy_rows is None or settings.proxy_rows >= total)
-    return everyone and total < FEW and (batch + sums) * total <= nearest.at_a_time(proxies)
+    return everyone and (total < FEW or sums > 0) and (batch + sums) * total <= nearest.at_a_time(proxies)
 
 
 def solve_at_once(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -96,17 +97,20 @@ def checked_shapes(embeddings: Tensor, labels: Tensor, embedding_dim: int) -> Te
     return labels.to(embeddings.device, torch.int64)
 
 
-def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> None:
-    """An error where embeddings are none or not finite, or a label is of no class."""
+def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> float:
+    """An error where embeddings are none or not finite, or a label is of no class.
+
+    Otherwise the length of all embeddings as one vector, which is infinite where the squares of numbers are.
+    """
     if len(embeddings) == 0:
         raise ValueError("expected at least one embedding, got an empty batch")
-    if not math.isfinite(embeddings.detach().sum().item()) and (
-        rows := (~torch.isfinite(embeddings)).any(dim=1).sum().item()  # 0 where only the sum is too large
-    ):
+    length = torch.linalg.vector_norm(embeddings.detach()).item()
+    if not math.isfinite(length) and (rows := (~torch.isfinite(embeddings)).any(dim=1).sum().item()):
         raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
     lowest, highest = (label.item() for label in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
+    return length
 
 
 def check_lengths(embeddings: Tensor) -> None:
@@ -118,7 +122,7 @@ def check_lengths(embeddings: Tensor) -> None:
 
 def require_whole(**settings: int) -> None:
     for name, value in settings.items():
-        if not (value >= 1 and value == int(value)):
+        if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"expected {name} as a whole number of at least 1, got {value}")
 
 

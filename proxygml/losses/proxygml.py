@@ -26,10 +26,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from proxygml.losses.at_once import NO_POSITIVE_LINK, Gradients, Terms, fit_at_once, solve_at_once
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole, without_autocast
+from proxygml.losses.interface import (
+    check_values,
+    checked_shapes,
+    highest_precision,
+    require_whole,
+    tamed,
+    without_autocast,
+)
 from proxygml.losses.nearest import ABOVE_ANY_COSINE, invert_lengths
 from proxygml.losses.rooms import Room
 from proxygml.losses.subgraphs import classify_proxies, link, link_gradients, straighten
@@ -73,9 +79,9 @@ class ProxyGMLLoss(nn.Module):
             require_whole(links=links)
         if not 0 < ratio < math.inf:
             raise ValueError(f"expected a ratio above 0 (the paper's is 0.05), got {ratio}")
-        if not proxy_weight >= 0:
+        if not 0 <= proxy_weight < math.inf:
             raise ValueError(f"expected a proxy_weight of at least 0 (the paper's is 0.3), got {proxy_weight}")
-        if not scale > 0:
+        if not 0 < scale < math.inf:
             raise ValueError(f"expected a scale above 0 (the paper's is 1), got {scale}")
         if proxy_rows is not None:
             require_whole(proxy_rows=proxy_rows)
@@ -108,11 +114,14 @@ class ProxyGMLLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch. The last three are what pytorch-metric-learning passes; proxies need none of them."""
-        labels = checked_labels(embeddings, labels, self.num_classes, self.proxies.shape[2])
+        labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
+        length = check_values(embeddings, labels, self.num_classes)
         precision = highest_precision(embeddings, self.proxies)
         with without_autocast(embeddings.device.type):  # exp of a sum of N cosines overflows float16
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()  # which needs no gradient
-            return Equations.apply(embeddings.to(precision), proxies.to(precision), labels, self, None)
+            embeddings = embeddings.to(precision)
+            embeddings = tamed(embeddings) if math.isinf(length) else embeddings  # lengths are sums of squares
+            return Equations.apply(embeddings, proxies.to(precision), labels, self, None)
 
     def extra_repr(self) -> str:
         classes, per_class, dimension = self.proxies.shape
@@ -170,8 +179,9 @@ class Equations(torch.autograd.Function):
         return terms.sample_loss.add(terms.proxy_loss, alpha=settings.proxy_weight)  # Eq. 12: L
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # by create_graph=True; these gradients have none themselves
+            raise RuntimeError("this loss has no second derivatives: call backward or grad without create_graph")
         as_they_are = gradient.device.type == "cpu" and gradient.item() == 1  # as after loss.backward(): a copy is dear
         gradients = ctx.saved_tensors if as_they_are else (each * gradient for each in ctx.saved_tensors)
         return *gradients, None, None, None

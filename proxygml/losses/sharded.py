@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.gathering import gather_rows, same_everywhere
-from proxygml.losses.interface import check_values, checked_shapes, highest_precision, without_autocast
+from proxygml.losses.interface import check_values, checked_shapes, highest_precision, tamed, without_autocast
 from proxygml.losses.nearest import at_a_time, parts
 from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
 from proxygml.losses.rooms import Room
@@ -88,7 +88,8 @@ class ShardedProxyGMLLoss(nn.Module):
         with without_autocast(embeddings.device.type):
             embeddings = gather_rows(embeddings.to(precision), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True)  # (B,)
-            check_values(embeddings, labels, self.num_classes)  # on all processes alike, so that none waits for another
+            length = check_values(embeddings, labels, self.num_classes)  # on all alike, so that none waits for another
+            embeddings = tamed(embeddings) if math.isinf(length) else embeddings
             labels = labels - self.first_class  # 0 for the first class here
             together = _Processes(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()

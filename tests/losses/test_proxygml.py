@@ -17,7 +17,9 @@ from torch import Tensor
 
 from benchmarks.measuring import allocations
 from proxygml import ProxyGMLLoss
-from proxygml.losses import at_once, nearest, subgraphs
+from proxygml.losses import nearest, subgraphs
+from proxygml.losses import proxygml as equations
+from proxygml.losses.at_once import fit_at_once
 from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links
 from proxygml.losses.subgraphs import classify_proxies, link
 from tests.losses import oracle
@@ -64,12 +66,11 @@ def problems(draw: st.DrawFn) -> dict:
 PATHS = {  # which of the ways through at_once.py, nearest.py and subgraphs.py are taken
     "at once, gradients by matrix products": {"FEW_LINKS": 0},
     "at once, gradients by sums over links": {"FEW_LINKS": 1},
-    "gradients by matrix products": {"FEW": 1, "FEW_LINKS": 0, "NUMBERS": 6},
-    "gradients by sums over links": {"FEW": 1, "FEW_LINKS": 1},
-    "proxies in parts": {"FEW": 1, "NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
-    "proxies in parts and blocks": {"FEW": 1, "HELD": 20, "BLOCKS": (2,)},
-    "proxies in parts and tiles": {"FEW": 1, "HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2)},
-    "few proxies whose similarities are too many": {"HELD": 3},
+    "gradients by matrix products": {"FEW_LINKS": 0, "NUMBERS": 6},
+    "gradients by sums over links": {"FEW_LINKS": 1},
+    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
+    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,)},
+    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2)},
     "rows of a sparse gradient": {"NUMBERS": 6},
 }
 
@@ -79,9 +80,30 @@ def taking(path: str) -> Iterator[None]:
     """In which a loss takes one of the PATHS."""
     with ExitStack() as changed:
         for name, number in PATHS[path].items():
-            module = {"FEW": at_once, "FEW_LINKS": subgraphs}.get(name, nearest)
+            module = subgraphs if name == "FEW_LINKS" else nearest
             changed.enter_context(unittest.mock.patch.object(module, name, number))
+        if not path.startswith("at once"):
+            changed.enter_context(unittest.mock.patch.object(equations, "fit_at_once", return_value=False))
         yield
+
+
+@pytest.mark.parametrize(
+    ("fits", "classes", "batch", "options"),
+    [
+        (True, 98, 32, {}),
+        (True, 98, 32, {"proxy_weight": 0}),
+        (True, 350, 32, {}),
+        (False, 350, 32, {"proxy_weight": 0}),  # parts are faster
+        (False, 450, 32, {}),  # too much memory
+        (False, 98, 2000, {}),
+        (False, 98, 32, {"proxy_weight": 0, "sparse_gradient": True}),
+        (False, 98, 32, {"proxy_rows": 50}),
+        (True, 98, 32, {"proxy_rows": 2000}),
+    ],
+)
+def test_few_proxies_are_solved_at_once(fits: bool, classes: int, batch: int, options: dict) -> None:
+    loss = ProxyGMLLoss(classes, 4, **options)
+    assert fit_at_once(batch, loss.proxies, loss) == fits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -347,7 +369,11 @@ def test_autocast_on_cuda_changes_nothing() -> None:
         ({"links": 20.5}, "links as a whole number of at least 1, got 20.5"),
         ({"proxies_per_class": 0}, "proxies_per_class as a whole number of at least 1"),
         ({"proxy_weight": -0.1}, "proxy_weight of at least 0"),
+        ({"proxy_weight": math.inf}, "proxy_weight of at least 0"),
         ({"scale": 0.0}, "scale above 0"),
+        ({"scale": math.inf}, "scale above 0"),
+        ({"links": math.inf}, "links as a whole number of at least 1, got inf"),
+        ({"proxies_per_class": 2.0}, "proxies_per_class as a whole number of at least 1, got 2.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:
@@ -529,3 +555,20 @@ def test_gradients_add_up_when_a_graph_is_used_twice_or_the_loss_is_scaled() -> 
     torch.testing.assert_close([embeddings.grad, loss.proxies.grad], [2 * gradient for gradient in once])
     (3 * value).backward()
     torch.testing.assert_close([embeddings.grad, loss.proxies.grad], [5 * gradient for gradient in once])
+
+
+@pytest.mark.parametrize("factor", [1e25, 1e37])
+def test_embeddings_whose_squares_are_too_large_count_by_their_directions(factor: float) -> None:
+    loss = loss_with(torch.randn(5, 2, 4), links=4)
+    embeddings, labels = torch.randn(3, 4), torch.tensor([0, 1, 4])
+    value, gradient, proxy_gradient = value_and_gradients(loss, embeddings, labels)
+    huge, huge_gradient, huge_proxy_gradient = value_and_gradients(loss, embeddings * factor, labels)
+    torch.testing.assert_close([huge, huge_proxy_gradient], [value, proxy_gradient])
+    torch.testing.assert_close(huge_gradient.double() * factor, gradient.double(), rtol=1e-3, atol=1e-6)
+
+
+def test_second_derivatives_are_refused() -> None:
+    loss = loss_with(torch.randn(5, 2, 4), links=4)
+    embeddings = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(loss(embeddings, torch.tensor([0, 1, 4])), embeddings, create_graph=True)
