@@ -101,7 +101,9 @@ def taking(path: str) -> Iterator[None]:
         (True, 98, 32, {"proxy_rows": 2000}),
     ],
 )
-def test_few_proxies_are_solved_at_once(fits: bool, classes: int, batch: int, options: dict) -> None:
+def test_proxies_are_solved_at_once_where_they_are_few_or_regularised_and_fit_in_memory(
+    fits: bool, classes: int, batch: int, options: dict
+) -> None:
     loss = ProxyGMLLoss(classes, 4, **options)
     assert fit_at_once(batch, loss.proxies, loss) == fits
 
