@@ -19,7 +19,7 @@ from proxygml.files import written_whole
 from proxygml.runs import provenance
 
 RESULTS = Path("results/bench")
-TURN = 70.0  # milliseconds that a turn takes at least
+TURN, CALLS = 70.0, 6  # a turn ends after so many milliseconds, or calls
 Calls = Mapping[str, Callable[[], object]]
 
 
@@ -37,7 +37,7 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
             break
         for name, call in calls.items():
             milliseconds = [timed(call)]
-            while sum(milliseconds) < TURN:
+            while sum(milliseconds) < TURN and len(milliseconds) < CALLS:
                 milliseconds.append(timed(call))
             if turn:
                 first[name].append(milliseconds[0])

@@ -2,7 +2,8 @@
 
 Samples and the sums of the unit proxies of each class are rows of one matrix R (B + C, D). With the unit proxies P, one
 product R P^T has S of the samples and, transposed, Z^p = P (P^T Y^p) of the proxies. With the gradient G of the loss by
-its entries, G P has the gradients of samples and sums, and G^T R those of proxies. A step with few proxies is more
+its entries, G P has the gradients of samples and sums, and G^T R those of proxies. P is never made: V, the proxies as
+they are, serves in its place, and what is multiplied by it is divided by their lengths. A step with few proxies is more
 operations than work, and these are fewer than in subgraphs.py, which takes proxies part by part.
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
 FEW = 2**11  # proxies; with more, and no L^p, parts that stay in the cache take less time
+MOST_OF_A_CLASS = 64  # proxies; Z^p is within -N..N, so that exponents need no shift to stay within float32
 
 Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D), where they are wanted
 
@@ -35,10 +37,11 @@ class Terms(NamedTuple):
 
 def fit_at_once(batch: int, proxies: Tensor, settings: "ProxyGMLLoss") -> bool:
     """Whether proxies (C, N, D) are few or have an L^p, all are asked for, and their similarities fit in memory."""
-    total = len(proxies) * proxies.shape[1]
-    sums = len(proxies) if settings.proxy_weight > 0 else 0
+    classes, per_class, _ = proxies.shape
+    total, sums = classes * per_class, classes if settings.proxy_weight > 0 else 0
     everyone = not settings.sparse_gradient and (settings.proxy_rows is None or settings.proxy_rows >= total)
-    return everyone and (total < FEW or sums > 0) and (batch + sums) * total <= nearest.at_a_time(proxies)
+    few = total < FEW if sums == 0 else per_class <= MOST_OF_A_CLASS
+    return everyone and few and (batch + sums) * total <= nearest.at_a_time(proxies)
 
 
 def solve_at_once(
@@ -55,45 +58,49 @@ def solve_at_once(
     if sums:
         torch.bmm(inverse.transpose(1, 2), proxies, out=rows[batch:, None])  # (C, 1, D): P^T Y^p
     similarity = (rows @ vectors.T).mul_(inverse_lengths)  # (B + C, CN), Eq. 2: S, and Eq. 8, 9: Z^p
-    slopes = torch.empty_like(similarity)  # (B + C, CN): G
-    sample_loss, unlinked, linked = _sample_loss(similarity[:batch], labels, settings, slopes[:batch])
-    proxy_loss = _proxy_loss(similarity[batch:], settings.proxy_weight, slopes[batch:]) if sums else None
+    slopes = torch.empty_like(similarity)  # (B + C, CN): G / |v|, the gradient of R V^T
+    sample_loss, unlinked, linked, link_slopes = _sample_loss(
+        similarity[:batch], labels, settings, inverse_lengths, slopes[:batch]
+    )
+    proxy_loss = None
+    if sums:
+        proxy_loss = _proxy_loss(similarity[batch:], settings.proxy_weight, inverse_lengths, slopes[batch:])
     if not differentiate:
         return Terms(sample_loss, proxy_loss, unlinked), (None, None)
 
-    # A unit vector u = v / |v| whose gradient is g gives v the gradient (g - (g . u) u) / |v|.
-    similarity *= slopes
-    along, sample_along = similarity.sum(dim=0), similarity[:batch].sum(dim=1, keepdim=True)  # g . u: (CN,), (B, 1)
-    slopes *= inverse_lengths
     if settings.links > subgraphs.FEW_LINKS * len(vectors):
         sample_gradient, sum_gradient = (slopes @ vectors).split([batch, sums])  # (B, D), (C, D)
     else:
-        link_slopes, sum_gradient = slopes[:batch].gather(1, linked), slopes[batch:] @ vectors
         sample_gradient = F.embedding_bag(linked, vectors, per_sample_weights=link_slopes, mode="sum")
-    if sums:
-        along.addcmul_(torch.bmm(sum_gradient[:, None], proxies.transpose(1, 2)).view(-1), inverse_lengths)
+        sum_gradient = slopes[batch:] @ vectors
+    # A unit vector u = v / |v| whose gradient is g gives v the gradient (g - (g . u) u) / |v|.
+    along = similarity.mul_(slopes).sum(dim=0)  # (CN,): g . u / |v|
     gradient = settings.gradient_room.empty(len(vectors), vectors)  # (CN, D)
-    torch.mul(vectors, along.mul_(inverse_lengths.square().neg_())[:, None], out=gradient)
+    if sums:
+        through_sums = torch.bmm(sum_gradient[:, None], proxies.transpose(1, 2)).view(-1)  # (CN,): g . v
+        along.addcmul_(through_sums, inverse_lengths.square())
+    torch.mul(vectors, along.mul_(-inverse_lengths)[:, None], out=gradient)
     if sums:
         gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse)
     gradient.addmm_(slopes.T, rows)
-    sample_gradient.addcmul_(samples, sample_along, value=-1).mul_(sample_inverse)
+    along = (sample_gradient * samples).sum(dim=1, keepdim=True)  # (B, 1): g . u
+    sample_gradient.addcmul_(samples, along, value=-1).mul_(sample_inverse)
     return Terms(sample_loss, proxy_loss, unlinked), (sample_gradient, gradient.view_as(proxies))
 
 
 def _sample_loss(
-    cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", slopes: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """L^s of cosines (B, CN) and labels (B,), the share of unlinked samples, and the links (B, k) of all.
+    cosines: Tensor, labels: Tensor, settings: "ProxyGMLLoss", inverse_lengths: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """L^s of cosines (B, CN) and labels (B,), the share of unlinked samples, the links (B, k) and their slopes (B, k).
 
-    The gradient of L^s goes into slopes (B, CN).
+    The gradient of L^s, times 1 / length of the proxies (CN,), goes into slopes (B, CN).
     """
     batch, classes = len(cosines), settings.num_classes
     own = cosines.new_zeros(batch, classes).scatter_(1, labels[:, None], 1)  # (B, C): Y^s
     by_class = cosines.view(batch, classes, -1)  # (B, C, N)
     ranks = slopes.view_as(by_class)  # whose memory is not needed yet
     torch.add(by_class, own[:, :, None], alpha=settings.positive_bonus, out=ranks)  # Eq. 3: S + S^pos
-    linked = ranks.view(batch, -1).topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
+    linked = slopes.topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
     reached = linked // by_class.shape[2]  # (B, k): the class of each link
     scores = cosines.new_full((batch, classes), -math.inf if settings.mask_softmax else 0)  # (B, C)
     scores.scatter_(1, reached, 0).scatter_add_(1, reached, cosines.gather(1, linked))  # Eq. 5: Z = W Y^p
@@ -108,17 +115,22 @@ def _sample_loss(
     slope = log_probability.exp_().sub_(own).mul_(settings.scale / batch)  # (B, C): dL^s/dZ = (P - Y^s) / B
     if without is not None:
         slope.masked_fill_(without, 0)
-    slopes.zero_().scatter_(1, linked, slope.gather(1, reached))
-    return loss, unlinked, linked
+    link_slopes = slope.gather(1, reached).mul_(inverse_lengths.take(linked))  # (B, k)
+    slopes.zero_().scatter_(1, linked, link_slopes)
+    return loss, unlinked, linked, link_slopes
 
 
-def _proxy_loss(scores: Tensor, weight: float, slopes: Tensor) -> Tensor:
-    """L^p of scores (C, CN), a column for each proxy. A weight times its gradient goes into slopes (C, CN)."""
+def _proxy_loss(scores: Tensor, weight: float, inverse_lengths: Tensor, slopes: Tensor) -> Tensor:
+    """L^p of scores (C, CN), a column for each proxy.
+
+    A weight times its gradient, times 1 / length of the proxies (CN,), goes into slopes (C, CN).
+    """
     classes, total = scores.shape
-    torch.log_softmax(scores, dim=0, out=slopes)  # Eq. 10
-    own = slopes.view(classes, classes, -1).diagonal()  # (N, C)
-    loss = own.mean().neg_()  # Eq. 11
-    slopes.exp_()
-    own -= 1  # P^p - Y^p
-    slopes *= weight / total
+    own = scores.view(classes, classes, -1).diagonal()  # (N, C): of the class that each proxy is of
+    exponents = torch.mul(scores, 1 / math.log(2), out=slopes).exp2_()  # (C, CN): e^Z^p, in half the time of exp
+    sums = exponents.sum(dim=0)  # (CN,)
+    loss = sums.log().mean() - own.mean()  # Eq. 10, 11
+    share = weight / total * inverse_lengths  # (CN,)
+    slopes *= share / sums
+    slopes.view(classes, classes, -1).diagonal().sub_(share.view(classes, -1).T)  # P^p - Y^p
     return loss

@@ -172,7 +172,7 @@ class Equations(torch.autograd.Function):
             terms, gradients = solve_at_once(*given, differentiate=differentiate)
         else:
             terms, gradients = solve_in_parts(*given, together, differentiate=differentiate)
-        settings.last_terms = terms
+        object.__setattr__(settings, "last_terms", terms)  # nn.Module looks for parameters first, which takes longer
         ctx.save_for_backward(*gradients)
         if terms.proxy_loss is None:
             return terms.sample_loss.clone()

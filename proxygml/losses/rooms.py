@@ -21,18 +21,19 @@ class Room:
 
     def empty(self, rows: int, like: Tensor) -> Tensor:
         """A tensor (rows, D) of the type of `like` (P, D), with any values."""
-        width, size = like.shape[1], like.element_size()
-        if like.device.type != "cpu" or rows * width * size < LARGE:
+        width, needed = like.shape[1], rows * like.shape[1] * like.element_size()
+        if like.device.type != "cpu" or needed < LARGE:
             return like.new_empty(rows, width)
         try:
             memory = self._spare.pop()
+            margin = needed // 8  # where it is too small: sparse gradients vary
         except IndexError:
-            memory = np.empty(0, np.uint8)
-        if len(memory) < rows * width * size:
-            memory = np.empty(rows * width * size * 9 // 8, np.uint8)  # sparse gradients vary: a little more
-        lent = memory[: rows * width * size]
+            memory, margin = np.empty(0, np.uint8), 0
+        if len(memory) < needed:
+            memory = torch.empty(needed + margin, dtype=torch.uint8).numpy()  # torch's begins with a line of the cache
+        lent = memory[:needed]
         weakref.finalize(lent, self._spare.append, memory).atexit = False
-        return torch.from_numpy(lent).view(like.dtype).view(rows, width)
+        return torch.frombuffer(lent, dtype=like.dtype).view(rows, width)
 
     def __reduce__(self) -> tuple[type["Room"], tuple[()]]:
         """Of a copied or pickled loss the room is empty."""

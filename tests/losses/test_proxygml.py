@@ -99,6 +99,8 @@ def taking(path: str) -> Iterator[None]:
         (False, 98, 32, {"proxy_weight": 0, "sparse_gradient": True}),
         (False, 98, 32, {"proxy_rows": 50}),
         (True, 98, 32, {"proxy_rows": 2000}),
+        (True, 20, 32, {"proxies_per_class": 64}),
+        (False, 20, 32, {"proxies_per_class": 65}),  # exponents might be infinite
     ],
 )
 def test_proxies_are_solved_at_once_where_they_are_few_or_regularised_and_fit_in_memory(
@@ -177,6 +179,28 @@ def test_gradcheck_passes_for_every_row_of_the_ablation(
         return torch.func.functional_call(loss, {"proxies": proxies}, (embeddings, labels))
 
     assert torch.autograd.gradcheck(as_function, (embeddings, loss.proxies))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("per_class", [64, 65, 200])
+def test_proxies_whose_scores_are_as_far_apart_as_can_be_are_classified_in_finite_numbers(
+    per_class: int, dtype: torch.dtype
+) -> None:
+    angles = torch.zeros(2, per_class, dtype=torch.float64)  # all but one of class 0 are opposite to class 1, and
+    angles[0, 0] = angles[1] = math.pi  # that one has a Z^p of 2 - N for its own class and N for the other
+    angles += torch.rand(angles.shape, generator=torch.Generator().manual_seed(0)) / 10
+    proxies = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
+    similarity = proxies.flatten(0, 1) @ proxies.flatten(0, 1).T
+    scores = similarity @ torch.eye(2, dtype=torch.float64).repeat_interleave(per_class, dim=0)  # (2N, 2)
+    expected = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 1]).repeat_interleave(per_class))
+    (gradient,) = torch.autograd.grad(expected, proxies)
+    gradient -= (gradient * proxies.detach()).sum(-1, keepdim=True) * proxies.detach()  # through normalisation
+
+    loss = loss_with(proxies.detach().to(dtype), proxy_weight=1, links=1)
+    loss(torch.ones(1, 2, dtype=dtype), torch.tensor([0])).backward()
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(loss.last_terms.proxy_loss.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(loss.proxies.grad.double(), gradient, rtol=0, atol=tolerance / 30)  # it is 1e-4 or more
 
 
 def test_only_linked_similarities_have_a_gradient_and_it_is_the_probability_minus_the_target() -> None:
