@@ -182,14 +182,14 @@ def show(title: str, found: dict) -> None:
     contenders = found["contenders"]
     ours = contenders["proxygml"]
     table = Table(title=title, title_justify="left", box=None)
-    for column in ("", "median ms", "quartiles", "times ours", "peak MB", "times ours"):
+    for column in ("", "median ms", "times ours", "quartiles", "peak MB", "times ours"):
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     for name, entry in contenders.items():
         table.add_row(
             name,
             f"{entry['ms']:.1f}",
-            f"{entry['low']:.1f} to {entry['high']:.1f}",
-            f"{entry['ms'] / ours['ms']:.2f}",
+            f"{entry['times']:.2f}",
+            f"{entry['times_low']:.2f} to {entry['times_high']:.2f}",
             f"{entry['mb']:.1f}",
             f"{entry['mb'] / ours['mb']:.2f}",
         )
@@ -205,7 +205,7 @@ def main() -> None:
     numbered = ", ".join(f"{number} {name}" for number, name in enumerate(CASES))
     parser.add_argument("--only", nargs="+", type=int, help=f"these cases, and write nothing: {numbered}")
     options = parser.parse_args()
-    seconds = 3 if options.quick else 20
+    seconds = 5 if options.quick else 20
     if options.only:
         for name in (list(CASES)[number] for number in options.only):
             show(name, measure(CASES[name], seconds))

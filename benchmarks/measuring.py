@@ -27,7 +27,9 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
     """Milliseconds of each call, median and quartiles: after a round to warm up, as many rounds as fit the time.
 
     A turn is one long call, or several short ones of which the first does not count: it finds the caches full of what
-    another contender left, the others are as in a loop of their own. The median of the first is there as "first".
+    another contender left, the others are as in a loop of their own. The median of the first is there as "first". As
+    the pace of a machine changes from one moment to the next, "times" is the median of what each turn is of the first
+    contender's turn in the same round.
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
     first: dict[str, list[float]] = {name: [] for name in calls}
@@ -42,7 +44,12 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
             if turn:
                 first[name].append(milliseconds[0])
                 taken[name].append(statistics.median(milliseconds[1:] or milliseconds))
-    return {name: spread(taken[name]) | {"first": round(statistics.median(first[name]), 3)} for name in calls}
+    found, reference = {}, next(iter(taken.values()))
+    for name in calls:
+        low, times, high = quartiles([mine / theirs for mine, theirs in zip(taken[name], reference, strict=True)])
+        found[name] = spread(taken[name]) | {"first": round(statistics.median(first[name]), 3)}
+        found[name] |= {"times": times, "times_low": low, "times_high": high}
+    return found
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -60,8 +67,12 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"ms": round(middle, 3), "low": round(low, 3), "high": round(high, 3), "rounds": len(values)}
+    low, middle, high = quartiles(values)
+    return {"ms": middle, "low": low, "high": high, "rounds": len(values)}
+
+
+def quartiles(values: list[float]) -> list[float]:
+    return [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def peak_megabytes(call: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from benchmarks import scaling
-from benchmarks.measuring import RESULTS, TURN, load
+from benchmarks.measuring import CALLS, RESULTS, TURN, load
 from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
@@ -23,8 +23,8 @@ TEXT = """# Performance
 
 Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures again, but for Search
 and The page, which have commands of their own. Contenders take turns in one process; times are medians, and only their
-ratios are meant to travel: the JSON files have the quartiles. A turn is one call, or as many as take {turn:.0f} ms, of
-which the first does not count: the others are as in a loop of their own.
+ratios are meant to travel: the JSON files have the quartiles. A turn is one call, or {calls} where these take less than
+{turn:.0f} ms; the first of several does not count, and the others are as in a loop of their own.
 {machine}
 
 ## The loss
@@ -37,6 +37,9 @@ same with the lengths of proxies alone, since no normalised copy of them need be
 second is with `sparse_gradient=True`.
 
 {loss}
+Ratios are medians of those of each round, since the pace of a machine changes: of Cars with a batch of 32, half of the
+rounds have {of_limit_low:.2f} to {of_limit_high:.2f} of the limit's time.
+
 Memory is the most that a step takes above parameters, by torch's account. The first call of a turn, which finds the
 caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the limit's
 first, and the dense equations take {first_dense:.1f} times as long.
@@ -134,20 +137,20 @@ def loss_table(cases: dict) -> Table:
             ratios = [contender[key] / one[key] for one in (ours, sparse) if one is not None]
             return " / ".join(f"{ratio:.1f}" for ratio in ratios)
 
-        dense = both(entries[DENSE], "ms") if DENSE in entries else f"cannot: {found['dense_gigabytes']:,.0f} GB"
+        dense = both(entries[DENSE], "times") if DENSE in entries else f"cannot: {found['dense_gigabytes']:,.0f} GB"
         limits = [
-            " / ".join(f"{one['ms'] / entries[limit]['ms']:.2f}" for one in (ours, sparse) if one is not None)
+            " / ".join(f"{one['times'] / entries[limit]['times']:.2f}" for one in (ours, sparse) if one is not None)
             for limit in LIMITS
         ]
         times = " / ".join(f"{one['ms']:.1f}" for one in (ours, sparse) if one is not None)
         memory = " / ".join(f"{one['mb']:.1f}" for one in (ours, sparse) if one is not None)
-        rows.append((name, times, dense, both(peer, "ms"), *limits, memory, both(peer, "mb")))
+        rows.append((name, times, dense, both(peer, "times"), *limits, memory, both(peer, "mb")))
     columns = ("case (with sparse gradient)", "ms", "dense: times slower", "peer: times slower")
     return Table((*columns, "times the limit", "times the stricter", "MB", "peer: times more"), tuple(rows))
 
 
 def best_peer(entries: dict) -> str:
-    return min((name for name in entries if "PML" in name), key=lambda name: entries[name]["ms"])
+    return min((name for name in entries if "PML" in name), key=lambda name: entries[name]["times"])
 
 
 def optimizer_table(cases: dict) -> Table:
@@ -232,9 +235,12 @@ def page() -> str:
         held=nearest.HELD,
         few_proxies=at_once.FEW,
         turn=TURN,
+        calls=CALLS,
+        of_limit_low=1 / small[LIMITS[0]]["times_high"],
+        of_limit_high=1 / small[LIMITS[0]]["times_low"],
         first=small[OURS]["first"] / small[LIMITS[0]]["first"],
         first_dense=small[DENSE]["first"] / small[OURS]["first"],
-        in_parts=small[PARTS]["ms"] / small[OURS]["ms"],
+        in_parts=small[PARTS]["times"],
         loss=loss_table(loss["cases"]).to_markdown(),
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
         images=evaluation["images"],

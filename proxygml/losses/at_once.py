@@ -52,11 +52,10 @@ def solve_at_once(
     batch, sums = len(embeddings), classes if settings.proxy_weight > 0 else 0
     vectors = proxies.flatten(0, 1)  # (CN, D)
     inverse_lengths, sample_inverse = invert_lengths(vectors), invert_lengths(embeddings)[:, None]  # (CN,), (B, 1)
-    inverse = inverse_lengths.view(classes, per_class, 1)
     rows = embeddings.new_empty(batch + sums, dimension)  # R
     samples = torch.mul(embeddings, sample_inverse, out=rows[:batch])
     if sums:
-        torch.bmm(inverse.transpose(1, 2), proxies, out=rows[batch:, None])  # (C, 1, D): P^T Y^p
+        torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies, out=rows[batch:, None])  # (C, 1, D): P^T Y^p
     similarity = (rows @ vectors.T).mul_(inverse_lengths)  # (B + C, CN), Eq. 2: S, and Eq. 8, 9: Z^p
     slopes = torch.empty_like(similarity)  # (B + C, CN): G / |v|, the gradient of R V^T
     sample_loss, unlinked, linked, link_slopes = _sample_loss(
@@ -81,7 +80,7 @@ def solve_at_once(
         along.addcmul_(through_sums, inverse_lengths.square())
     torch.mul(vectors, along.mul_(-inverse_lengths)[:, None], out=gradient)
     if sums:
-        gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse)
+        gradient.view_as(proxies).addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
     gradient.addmm_(slopes.T, rows)
     along = (sample_gradient * samples).sum(dim=1, keepdim=True)  # (B, 1): g . u
     sample_gradient.addcmul_(samples, along, value=-1).mul_(sample_inverse)
@@ -103,7 +102,7 @@ def _sample_loss(
     linked = slopes.topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
     reached = linked // by_class.shape[2]  # (B, k): the class of each link
     scores = cosines.new_full((batch, classes), -math.inf if settings.mask_softmax else 0)  # (B, C)
-    scores.scatter_(1, reached, 0).scatter_add_(1, reached, cosines.gather(1, linked))  # Eq. 5: Z = W Y^p
+    scores.scatter_reduce_(1, reached, cosines.gather(1, linked), "sum", include_self=False)  # Eq. 5: Z = W Y^p
     log_probability = scores.mul_(settings.scale).log_softmax(dim=1)  # Eq. 6
     unlinked, without = cosines.new_zeros(()), None
     if settings.positive_bonus < ABOVE_ANY_COSINE:  # otherwise a positive ranks first
