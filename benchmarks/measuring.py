@@ -20,24 +20,29 @@ from proxygml.runs import provenance
 
 RESULTS = Path("results/bench")
 TURN, CALLS = 70.0, 6  # a turn ends after so many milliseconds, or calls
+LONG = 500.0  # milliseconds of a call that is made less often
 Calls = Mapping[str, Callable[[], object]]
 
 
 def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> dict[str, dict[str, float]]:
     """Milliseconds of each call, median and quartiles: after a round to warm up, as many rounds as fit the time.
 
+    Long calls have `least` turns, others at least three times as many.
+
     A turn is one long call, or several short ones of which the first does not count: it finds the caches full of what
     another contender left, the others are as in a loop of their own. The median of the first is there as "first". As
-    the pace of a machine changes from one moment to the next, "times" is the median of what each turn is of the first
-    contender's turn in the same round.
+    the pace of a machine changes from one moment to the next, "times" is the median of what a turn takes of the first
+    contender's in the same round.
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
     first: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(most + 1):
-        if turn > least and time.perf_counter() - began > seconds:
+        if turn > 3 * least and time.perf_counter() - began > seconds:
             break
         for name, call in calls.items():
+            if len(taken[name]) >= least and taken[name][0] > LONG:
+                continue
             milliseconds = [timed(call)]
             while sum(milliseconds) < TURN and len(milliseconds) < CALLS:
                 milliseconds.append(timed(call))
@@ -46,7 +51,7 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
                 taken[name].append(statistics.median(milliseconds[1:] or milliseconds))
     found, reference = {}, next(iter(taken.values()))
     for name in calls:
-        low, times, high = quartiles([mine / theirs for mine, theirs in zip(taken[name], reference, strict=True)])
+        low, times, high = quartiles([mine / theirs for mine, theirs in zip(taken[name], reference, strict=False)])
         found[name] = spread(taken[name]) | {"first": round(statistics.median(first[name]), 3)}
         found[name] |= {"times": times, "times_low": low, "times_high": high}
     return found
