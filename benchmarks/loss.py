@@ -205,7 +205,7 @@ def main() -> None:
     numbered = ", ".join(f"{number} {name}" for number, name in enumerate(CASES))
     parser.add_argument("--only", nargs="+", type=int, help=f"these cases, and write nothing: {numbered}")
     options = parser.parse_args()
-    seconds = 5 if options.quick else 20
+    seconds = 4 if options.quick else 20
     if options.only:
         for name in (list(CASES)[number] for number in options.only):
             show(name, measure(CASES[name], seconds))

@@ -27,7 +27,7 @@ Calls = Mapping[str, Callable[[], object]]
 def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> dict[str, dict[str, float]]:
     """Milliseconds of each call, median and quartiles: after a round to warm up, as many rounds as fit the time.
 
-    Long calls have `least` turns, others at least three times as many.
+    Long calls have `least` turns, others at least twice as many.
 
     A turn is one long call, or several short ones of which the first does not count: it finds the caches full of what
     another contender left, the others are as in a loop of their own. The median of the first is there as "first". As
@@ -38,7 +38,7 @@ def take_turns(calls: Calls, seconds: float, least: int = 3, most: int = 50) -> 
     first: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(most + 1):
-        if turn > 3 * least and time.perf_counter() - began > seconds:
+        if turn > 2 * least and time.perf_counter() - began > seconds:
             break
         for name, call in calls.items():
             if len(taken[name]) >= least and taken[name][0] > LONG:
@@ -81,8 +81,10 @@ def quartiles(values: list[float]) -> list[float]:
 
 
 def peak_megabytes(call: Callable[[], object]) -> float:
-    """The most memory that a call takes above its own lowest point, by torch's account: no noise."""
-    call()
+    """The most memory that a call takes above its own lowest point, by torch's account: no noise.
+
+    It is to have been called before.
+    """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
