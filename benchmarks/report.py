@@ -48,11 +48,12 @@ first, and the dense equations take {first_dense:.1f} times as long.
 ![cost against the batch](../results/bench/batch.png)
 
 ### How
-- **At once: fewer than {few_proxies:,} proxies, or any with L^p,** whose similarities, with those of the sums of
-  classes, fit into the memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The number of operations
-  counts here, more than their size: samples and sums of classes are multiplied together, three products in all, and
-  every matrix is whole. Cars with a batch of 32 takes {in_parts:.2f} times as long in parts. By hand, D = 512: with L^p
-  at once is faster up to that memory; without it, and 2,000 proxies or a batch of 180, parts are.
+- **At once: fewer than {few_proxies:,} proxies, or with L^p up to {most_of_a_class} of a class,** whose similarities,
+  with those of the sums of classes, fit into the memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The
+  number of operations counts here, more than their size: samples and sums of classes are multiplied together, three
+  products in all, and the two matrices there are, of similarities and of their gradients, are whole. Cars with a batch
+  of 32 takes {in_parts:.2f} times as long in parts. By hand, D = 512: with L^p at once is faster up to that memory;
+  without it, and 2,000 proxies or a batch of 180, parts are.
 - **Parts** from there on ([`subgraphs.py`](../proxygml/losses/subgraphs.py), with
   [`nearest.py`](../proxygml/losses/nearest.py)), for sparse gradients and for classes on several processes.
   Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of size B x CN
@@ -78,9 +79,11 @@ first, and the dense equations take {first_dense:.1f} times as long.
 Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
 which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
 `sum`; rows by `vectors[rows]` instead of `index_select`. Larger and smaller tiles are slower, and so are larger parts;
-the transposed product gains less than turning its result costs. At once: products in batches gain nothing, inference
-mode a fiftieth. What is left of a small step is the number of its
-operations, not its products.
+the transposed product gains less than turning its result costs. At once: `softmax` or `exp` for Eq. 10, where `exp2`
+takes half the time; choosing in two rounds; taking off what lies along a proxy from its finished gradient; products in
+batches or along parts of their inner axis, which gain a fiftieth with two threads and lose a twentieth with one;
+inference mode, a fiftieth. oneDNN multiplies a tenth faster than MKL here, but torch offers it for float32 under a
+private name only. What is left of a small step is the number of its operations, not its products.
 
 ## The optimizer
 A step on the proxies alone. `RowAdam` equals Adam where every row is touched in every step; otherwise untouched rows
@@ -234,6 +237,7 @@ def page() -> str:
         peers=", ".join(peers),
         held=nearest.HELD,
         few_proxies=at_once.FEW,
+        most_of_a_class=at_once.MOST_OF_A_CLASS,
         turn=TURN,
         calls=CALLS,
         of_limit_low=1 / small[LIMITS[0]]["times_high"],
