@@ -99,7 +99,7 @@ def _sample_loss(
     by_class = cosines.view(batch, classes, -1)  # (B, C, N)
     ranks = slopes.view_as(by_class)  # whose memory is not needed yet
     torch.add(by_class, own[:, :, None], alpha=settings.positive_bonus, out=ranks)  # Eq. 3: S + S^pos
-    linked = slopes.topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
+    linked = ranks.view(batch, -1).topk(settings.links, sorted=False).indices  # (B, k), Eq. 4: I
     reached = linked // by_class.shape[2]  # (B, k): the class of each link
     scores = cosines.new_full((batch, classes), -math.inf if settings.mask_softmax else 0)  # (B, C)
     scores.scatter_reduce_(1, reached, cosines.gather(1, linked), "sum", include_self=False)  # Eq. 5: Z = W Y^p
