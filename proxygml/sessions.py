@@ -1,5 +1,6 @@
 """A run under way: epoch by epoch, judged, logged and written, in one process or shared by several."""
 
+import atexit
 import re
 import resource
 import threading
@@ -58,7 +59,10 @@ class Session:
     def finish_together(self, run: Run) -> Run:
         """`finish`, and where another process is gone, an error that says so and how to go on."""
         try:
-            return self.finish(run)
+            run = self.finish(run)
+            if self.fabric.world_size > 1:
+                atexit.register(_leave_the_others)
+            return run
         except RuntimeError as error:
             if self.fabric.world_size == 1 or not OF_PROCESSES.search(str(error)):
                 raise
@@ -215,6 +219,12 @@ class Session:
         if before != self.fabric.world_size:
             self.progress("processes", 0, 0, f"{self.fabric.world_size} instead of {before} go on with this run")
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
+
+
+def _leave_the_others() -> None:
+    """Before Python ends, since a thread of gloo that still hands back tensors then would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _held_out_note(log: list[dict]) -> str:

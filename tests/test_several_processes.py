@@ -1,5 +1,6 @@
 """Training shared by several processes: the same numbers as in one, and a clear end where one of them dies."""
 
+import atexit
 import json
 import os
 import re
@@ -9,12 +10,15 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from proxygml.recipes import GLYPHS, Recipe
 from proxygml.runs import Run
+from proxygml.sessions import Session
 from proxygml.training import train
 
 COMMAND = [sys.executable, "-m", "proxygml"]
@@ -72,6 +76,25 @@ def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
     several = run_with(torchrun(processes), recipe, tmp_path / "several")
     # torch's own batch normalisation rounds its means in float32; test_gathering.py compares in float64, to 1e-8
     assert_same(several, train(recipe, tmp_path / "one"), within=1e-3)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_that_have_finished_leave_each_other_before_python_ends(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one in some hundred ended with SIGABRT after all was done, which is too seldom to be waited for."""
+    at_the_end, left = [], []
+    monkeypatch.setattr(atexit, "register", at_the_end.append)
+    monkeypatch.setattr(dist, "is_initialized", lambda: not left)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append("the group"))
+    session = object.__new__(Session)
+    session.fabric, session.finish = SimpleNamespace(world_size=processes), lambda run: run
+    assert session.finish_together(Run(tmp_path)).folder == tmp_path
+    session.finish_together(Run(tmp_path))  # as where several runs are trained
+    assert not left
+    for call in at_the_end:
+        call()
+    assert left == (["the group"] if processes > 1 else [])
 
 
 def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Recipe, tmp_path: Path) -> None:

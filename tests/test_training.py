@@ -189,7 +189,8 @@ class TestAStoppedRun:
         resume(tmp_path / "stopped")
         same_weights(tmp_path / "stopped" / "best.pt", undisturbed.folder / "best.pt")
 
-    def command(self, *arguments: object) -> list[str]:
+    @staticmethod
+    def command(*arguments: object) -> list[str]:
         return [sys.executable, "-m", "proxygml", "train", *map(str, arguments)]
 
     OPTIONS = (
@@ -209,13 +210,20 @@ class TestAStoppedRun:
             time.sleep(0.005)
         return process
 
-    def assert_resumed_equals_undisturbed(self, stopped: Path, whole: Path) -> None:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """The folder of a run by the same command that nothing stopped."""
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        subprocess.run(cls.command(*cls.OPTIONS, "--out", folder), check=True, capture_output=True)
+        return folder
+
+    def assert_resumed_equals(self, whole: Path, stopped: Path) -> None:
         subprocess.run(self.command("--resume", stopped), check=True, capture_output=True)
-        subprocess.run(self.command(*self.OPTIONS, "--out", whole), check=True, capture_output=True)
         same_weights(stopped / "last.pt", whole / "last.pt")
 
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-    def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, how: int) -> None:
+    def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, whole: Path, how: int) -> None:
         process = self.started(tmp_path / "killed")
         process.send_signal(how)
         _, errors = process.communicate(timeout=250)
@@ -223,9 +231,9 @@ class TestAStoppedRun:
         said = f"stopped: go on with: python -m proxygml train --resume {tmp_path / 'killed'}"
         assert errors.splitlines()[1:] == ([said] if how == signal.SIGTERM else [])  # after the name of the folder
         assert len(Run.open(tmp_path / "killed").log) < 6
-        self.assert_resumed_equals_undisturbed(tmp_path / "killed", tmp_path / "whole")
+        self.assert_resumed_equals(whole, tmp_path / "killed")
 
-    def test_by_a_full_disk_says_so_in_one_line_and_goes_on(self, tmp_path: Path) -> None:
+    def test_by_a_full_disk_says_so_in_one_line_and_goes_on(self, tmp_path: Path, whole: Path) -> None:
         """Once a checkpoint is there, no file of the process may grow beyond 300 kB, as if the disk were full."""
         folder = tmp_path / "full"
         process = self.started(folder)
@@ -237,7 +245,7 @@ class TestAStoppedRun:
         assert "Traceback" not in errors
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".lock"]
         assert 1 <= len(load_checkpoint(folder / "last.pt")["log"]) < 6
-        self.assert_resumed_equals_undisturbed(folder, tmp_path / "whole")
+        self.assert_resumed_equals(whole, folder)
 
 
 class TestHeldOutClasses:

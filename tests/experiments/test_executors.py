@@ -71,7 +71,8 @@ def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "ray")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # they would wait for whatever else is tested at the same time
-    command = [sys.executable, "-m", "proxygml", "paper", "lambda", "--quick", "--executor", "ray"]
+    some = ["paper", "lambda", "--quick", "--only", "lambda 0", "lambda 0.3", "lambda 1"]
+    command = [sys.executable, "-m", "proxygml", *some, "--executor", "ray"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not an_epoch_is_done() or not (at_work := workers(tmp_path / "ray")):
         assert process.poll() is None, process.stderr.read()
@@ -83,9 +84,9 @@ def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
     assert by == {"ray"}
 
     monkeypatch.chdir(tmp_path / "here")
-    cli.main(["paper", "lambda", "--quick"])
+    cli.main(some)
     assert on_ray == known()
-    assert len(on_ray) > 2
+    assert len(on_ray) == 3
 
 
 @pytest.fixture

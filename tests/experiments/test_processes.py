@@ -27,7 +27,7 @@ def test_however_a_command_is_stopped_its_processes_end_and_the_same_command_goe
     monkeypatch.chdir(tmp_path)
     arguments = ["paper", "grid", "--quick"]
     kept: list[dict] = []
-    for stop in (press_ctrl_c, subprocess.Popen.terminate, subprocess.Popen.kill, press_ctrl_c):
+    for stop in (subprocess.Popen.terminate, subprocess.Popen.kill, press_ctrl_c):
         command = [sys.executable, "-m", "proxygml", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         while len(running.load_runs(Path("runs/quick/grid/glyphs.json"))) == len(kept):
