@@ -52,7 +52,7 @@ SETTINGS = {
 }
 
 MAPS = Path("runs/paper/maps")
-QUICK = {"classes": 30, "epochs": 2, "embedding_dim": 24}  # does everything work?
+QUICK = {"classes": 24, "epochs": 2, "embedding_dim": 24}  # does everything work?
 
 
 def find_setting(dataset: str) -> Setting:
