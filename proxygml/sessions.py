@@ -222,7 +222,7 @@ class Session:
 
 
 def _leave_the_others() -> None:
-    """Before Python ends, since a thread of gloo that still hands back tensors then would abort the process."""
+    """Before Python ends: a process whose threads of gloo outlived it was seen to abort after all was done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

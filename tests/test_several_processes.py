@@ -82,7 +82,7 @@ def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
 def test_processes_that_have_finished_leave_each_other_before_python_ends(
     processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise one in some hundred ended with SIGABRT after all was done, which is too seldom to be waited for."""
+    """Otherwise one may end with SIGABRT after all was done: seen, but too seldom to be waited for."""
     at_the_end, left = [], []
     monkeypatch.setattr(atexit, "register", at_the_end.append)
     monkeypatch.setattr(dist, "is_initialized", lambda: not left)
