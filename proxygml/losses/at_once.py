@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NO_POSITIVE_LINK = -math.log(1e-20)  # what the authors' log(P + 1e-20) gives a sample whose own class has P = 0
 FEW = 2**11  # proxies; with more, and no L^p, parts that stay in the cache take less time
-MOST_OF_A_CLASS = 64  # proxies; Z^p is within -N..N, so that exponents need no shift to stay within float32
+MOST_OF_A_CLASS = 32  # proxies; Z^p is within -N..N, so that exp(Z^p) and probabilities are numbers of float32
 
 Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D), where they are wanted
 
@@ -36,12 +36,12 @@ class Terms(NamedTuple):
 
 
 def fit_at_once(batch: int, proxies: Tensor, settings: "ProxyGMLLoss") -> bool:
-    """Whether proxies (C, N, D) are few or have an L^p, all are asked for, and their similarities fit in memory."""
+    """Whether proxies (C, N, D) are few, or few of a class with an L^p of all, and their similarities fit in memory."""
     classes, per_class, _ = proxies.shape
     total, sums = classes * per_class, classes if settings.proxy_weight > 0 else 0
     everyone = not settings.sparse_gradient and (settings.proxy_rows is None or settings.proxy_rows >= total)
-    few = total < FEW if sums == 0 else per_class <= MOST_OF_A_CLASS
-    return everyone and few and (batch + sums) * total <= nearest.at_a_time(proxies)
+    suited = total < FEW if sums == 0 else per_class <= MOST_OF_A_CLASS
+    return everyone and suited and (batch + sums) * total <= nearest.at_a_time(proxies)
 
 
 def solve_at_once(
@@ -111,7 +111,7 @@ def _sample_loss(
         without &= settings.mask_softmax  # it then has no part in the softmax either
         log_probability.masked_fill_(without & (own > 0), -NO_POSITIVE_LINK)
     loss = F.nll_loss(log_probability, labels)  # Eq. 7
-    slope = log_probability.exp_().sub_(own).mul_(settings.scale / batch)  # (B, C): dL^s/dZ = (P - Y^s) / B
+    slope = log_probability.exp_().sub_(own).mul_(settings.scale / batch)  # (B, C): dL^s/dZ, (P - Y^s) / B at scale 1
     if without is not None:
         slope.masked_fill_(without, 0)
     link_slopes = slope.gather(1, reached).mul_(inverse_lengths.take(linked))  # (B, k)
@@ -125,11 +125,11 @@ def _proxy_loss(scores: Tensor, weight: float, inverse_lengths: Tensor, slopes: 
     A weight times its gradient, times 1 / length of the proxies (CN,), goes into slopes (C, CN).
     """
     classes, total = scores.shape
-    own = scores.view(classes, classes, -1).diagonal()  # (N, C): of the class that each proxy is of
-    exponents = torch.mul(scores, 1 / math.log(2), out=slopes).exp2_()  # (C, CN): e^Z^p, in half the time of exp
-    sums = exponents.sum(dim=0)  # (CN,)
-    loss = sums.log().mean() - own.mean()  # Eq. 10, 11
+    exponentials = torch.mul(scores, 1 / math.log(2), out=slopes).exp2_()  # (C, CN), in half the time of exp
+    denominators = exponentials.sum(dim=0)  # (CN,)
+    own = slopes.view(classes, classes, -1).diagonal()  # (N, C): those of the class that each proxy is of
+    loss = (own / denominators.view(classes, -1).T).log().mean().neg_()  # Eq. 10, 11
     share = weight / total * inverse_lengths  # (CN,)
-    slopes *= share / sums
-    slopes.view(classes, classes, -1).diagonal().sub_(share.view(classes, -1).T)  # P^p - Y^p
+    slopes *= share / denominators
+    own -= share.view(classes, -1).T  # P^p - Y^p
     return loss

@@ -267,19 +267,19 @@ def masked_cross_entropy(
     if together is not None:
         highest = together.highest(highest)
     if unmasked is not None:
-        highest = highest.clamp_min(0)
-    exponents = (masked - highest[:, None]).exp_()  # (B, k)
-    sums = [exponents.sum(dim=1), (scores * own).sum(dim=1), own.sum(dim=1)]  # (B,) each
-    if unmasked is not None:
-        sums.append(there.sum(dim=1))
+        classes = there.sum(dim=1)  # (B,)
+        unreached = unmasked - (classes if together is None else together.total(classes))
+        highest = highest.where(unreached == 0, highest.clamp_min(0))
+    exponentials = (masked - highest[:, None]).exp_()  # (B, k)
+    sums = [exponentials.sum(dim=1), (scores * own).sum(dim=1), own.sum(dim=1)]  # (B,) each
     if together is not None:
         sums = list(together.total(torch.stack(sums)))
-    total, own_score, counted, *classes = sums
+    total, own_score, counted = sums
     unlinked = 1 - counted.mean()
     if unmasked is not None:
-        total, counted = total + (unmasked - classes[0]) * (-highest).exp(), torch.ones_like(counted)
+        total, counted = total + unreached * (-highest.clamp_min(0)).exp(), torch.ones_like(counted)
     costs = (total.log() + highest - own_score).where(counted > 0, NO_POSITIVE_LINK)  # (B,)
-    slope = (exponents / total[:, None] - own) * (counted / len(scores))[:, None]  # (B, k)
+    slope = (exponentials / total[:, None] - own) * (counted / len(scores))[:, None]  # (B, k)
     return costs.mean(), slope, unlinked
 
 

@@ -30,7 +30,7 @@ class Room:
         except IndexError:
             memory, margin = np.empty(0, np.uint8), 0
         if len(memory) < needed:
-            memory = torch.empty(needed + margin, dtype=torch.uint8).numpy()  # torch's begins with a line of the cache
+            memory = torch.empty(needed + margin, dtype=torch.uint8).numpy()  # which torch aligns
         lent = memory[:needed]
         weakref.finalize(lent, self._spare.append, memory).atexit = False
         return torch.frombuffer(lent, dtype=like.dtype).view(rows, width)
