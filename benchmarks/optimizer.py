@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measuring import save, take_turns
+from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import RowAdam
 
 CASES = {  # proxies, dimension, rows that a batch touches: what 32 samples link at r = 0.05, 0.01 and k = 1000
@@ -25,7 +25,7 @@ DECAY = {"lr": 3e-2, "eps": 1e-2, "weight_decay": 1e-4}
 
 
 def contenders(proxies: int, dimension: int, touched: int) -> dict[str, Callable[[], None]]:
-    """A step of each; all have proxies, moments and a gradient of their own."""
+    """A step of each; all have proxies and moments of their own."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = torch.randperm(proxies, device=device)[:touched].sort().values
@@ -52,16 +52,19 @@ def main() -> None:
     seconds = 4 if parser.parse_args().quick else 20
     found = {}
     for name, (proxies, dimension, touched) in CASES.items():
-        entries = take_turns(contenders(proxies, dimension, touched), seconds)
+        calls = contenders(proxies, dimension, touched)
+        entries = take_turns(calls, seconds)
+        for contender, call in calls.items():
+            entries[contender]["mb"] = round(peak_megabytes(call), 2)
+        del calls, call
         gc.collect()
         found[name] = {"proxies": proxies, "dimension": dimension, "touched": touched, "contenders": entries}
         table = Table(title=f"{name}, {touched:,} rows touched", title_justify="left", box=None)
-        for column in ("", "median ms", "quartiles", "times RowAdam"):
+        for column in ("", "median ms", "times RowAdam", "quartiles", "peak MB"):
             table.add_column(column, justify="right" if column else "left")
-        ours = next(iter(entries.values()))["ms"]
         for contender, entry in entries.items():
-            spread = f"{entry['low']:.1f} to {entry['high']:.1f}"
-            table.add_row(contender, f"{entry['ms']:.1f}", spread, f"{entry['ms'] / ours:.2f}")
+            spread = f"{entry['times_low']:.2f} to {entry['times_high']:.2f}"
+            table.add_row(contender, f"{entry['ms']:.1f}", f"{entry['times']:.2f}", spread, f"{entry['mb']:.1f}")
         Console().print(table, "")
     print(f"written: {save('optimizer', {'cases': found})}")
 

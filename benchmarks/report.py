@@ -22,9 +22,10 @@ LIMITS = ("normalisation and products", "lengths and products")
 TEXT = """# Performance
 
 Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures again, but for Search
-and The page, which have commands of their own. Contenders take turns in one process; times are medians, and only their
-ratios are meant to travel: the JSON files have the quartiles. A turn is one call, or {calls} where these take less than
-{turn:.0f} ms; the first of several does not count, and the others are as in a loop of their own.
+and The page, which have commands of their own; Evaluation and A training step it measures in small, and their commands
+without `--quick` as here. Contenders take turns in one process; times are medians, and only their ratios are meant to
+travel: the JSON files have the quartiles. A turn is up to {calls} calls, until these take {turn:.0f} ms; the first of
+several does not count, and the others are as in a loop of their own.
 {machine}
 
 ## The loss
@@ -37,12 +38,13 @@ same with the lengths of proxies alone, since no normalised copy of them need be
 second is with `sparse_gradient=True`.
 
 {loss}
-Ratios are medians of those of each round, since the pace of a machine changes: of Cars with a batch of 32, half of the
-rounds have {of_limit_low:.2f} to {of_limit_high:.2f} of the limit's time.
+Ratios are medians of those of each round, since the pace of a machine changes, and with a sparse gradient quotients of
+two such. Of Cars with a batch of 32, half of the rounds have {of_limit_low:.2f} to {of_limit_high:.2f} of the limit's
+time; of SOP, the peer takes {of_peer_low:.1f} to {of_peer_high:.1f} times as long.
 
-Memory is the most that a step takes above parameters, by torch's account. The first call of a turn, which finds the
-caches full of what another contender left, takes longer: of Cars with a batch of 32 it is {first:.2f} of the limit's
-first, and the dense equations take {first_dense:.1f} times as long.
+Memory is the most that a step takes above parameters, by torch's account. The first call of a turn finds the caches
+full of what another contender left: of Cars with a batch of 32 it takes {first:.2f} of the limit's first, the dense
+equations {first_dense:.1f} times and the peer {first_peer:.2f} times as long.
 
 ![cost against the number of classes](../results/bench/classes.png)
 ![cost against the batch](../results/bench/batch.png)
@@ -67,12 +69,13 @@ first, and the dense equations take {first_dense:.1f} times as long.
 - **Gradients over links.** Where a sample is linked to up to a tenth of the proxies, gradients are sums over links
   (`embedding_bag`), otherwise matrix products; at once, those of proxies are products always. Nothing normalised is
   kept: products are scaled by 1 / length instead.
-- **The same memory in every step.** A gradient of a megabyte or more lies in memory that the loss lends, and again once
-  `zero_grad()` has let go of it ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page,
-  which takes longer than filling it. The column MB counts it as torch's own.
+- **The same memory in every step.** A gradient of a megabyte or more (but for sums over links with L^p, in parts) lies
+  in memory that the loss lends, and again once `zero_grad()` has let go of it
+  ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page, which takes longer than filling it.
+  The column MB counts it as torch's own.
 - **The regulariser** goes through sums of classes and makes its gradient on the way forward, part by part. Its cost is
-  that of three products of CN x C x D, which no exact method avoids. `proxy_rows=1000` classifies a thousand proxies
-  drawn at random instead of all: unbiased, and the only way for very many.
+  that of three products of CN x C x D. `proxy_rows=1000` classifies a thousand proxies drawn at random instead of all:
+  unbiased, and the only way for very many.
 - **`sparse_gradient=True`** returns the gradient of linked proxies only, for `RowAdam`.
 
 ### What did not pay
@@ -86,8 +89,8 @@ inference mode, a fiftieth. oneDNN multiplies a tenth faster than MKL here, but 
 private name only. What is left of a small step is the number of its operations, not its products.
 
 ## The optimizer
-A step on the proxies alone. `RowAdam` equals Adam where every row is touched in every step; otherwise untouched rows
-keep weights and moments: no decay, no momentum that goes on.
+A step on the proxies alone, and the memory it takes above weights and moments. `RowAdam` equals Adam where every row is
+touched in every step; otherwise untouched rows keep weights and moments: no decay, no momentum that goes on.
 
 {optimizer}
 Training uses `Adam(fused=True)`, and `RowAdam` with `--sparse-gradient`.
@@ -140,7 +143,7 @@ def loss_table(cases: dict) -> Table:
             ratios = [contender[key] / one[key] for one in (ours, sparse) if one is not None]
             return " / ".join(f"{ratio:.1f}" for ratio in ratios)
 
-        dense = both(entries[DENSE], "times") if DENSE in entries else f"cannot: {found['dense_gigabytes']:,.0f} GB"
+        dense = both(entries[DENSE], "times") if DENSE in entries else f"would take {found['dense_gigabytes']:,.0f} GB"
         limits = [
             " / ".join(f"{one['times'] / entries[limit]['times']:.2f}" for one in (ours, sparse) if one is not None)
             for limit in LIMITS
@@ -160,10 +163,12 @@ def optimizer_table(cases: dict) -> Table:
     names = list(next(iter(cases.values()))["contenders"])
     rows = []
     for case, found in cases.items():
-        ours = found["contenders"][names[0]]["ms"]
-        ratios = [f"{found['contenders'][name]['ms'] / ours:.1f}" for name in names[1:]]
-        rows.append((f"{case}, {found['touched']:,} rows touched", f"{ours:.1f}", *ratios))
-    return Table(("case", f"{names[0]}, ms", *(f"{name}: times slower" for name in names[1:])), tuple(rows))
+        entries = [found["contenders"][name] for name in names]
+        ratios = [f"{entry['times']:.1f}" for entry in entries[1:]]
+        memory = " / ".join(f"{entry['mb']:,.0f}" for entry in entries)
+        rows.append((f"{case}, {found['touched']:,} rows touched", f"{entries[0]['ms']:.1f}", *ratios, memory))
+    columns = ("case", f"{names[0]}, ms", *(f"{name}: times its time" for name in names[1:]), "MB, of each")
+    return Table(columns, tuple(rows))
 
 
 def evaluation_table(contenders: dict, apart: dict) -> Table:
@@ -231,7 +236,7 @@ def page() -> str:
     loss, optimizer, evaluation, training, search, browsed = (load(name) for name in names)
     peers = sorted({best_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     made_by = loss["made_by"]
-    small = loss["cases"]["Cars, batch 32"]["contenders"]
+    small, sop = (loss["cases"][name]["contenders"] for name in ("Cars, batch 32", "SOP, batch 32"))
     return TEXT.format(
         machine=f"Here: {made_by['machine']}, {loss['threads']} threads, torch {made_by['torch']}.",
         peers=", ".join(peers),
@@ -243,6 +248,9 @@ def page() -> str:
         of_limit_low=1 / small[LIMITS[0]]["times_high"],
         of_limit_high=1 / small[LIMITS[0]]["times_low"],
         first=small[OURS]["first"] / small[LIMITS[0]]["first"],
+        first_peer=small[best_peer(small)]["first"] / small[OURS]["first"],
+        of_peer_low=sop[best_peer(sop)]["times_low"],
+        of_peer_high=sop[best_peer(sop)]["times_high"],
         first_dense=small[DENSE]["first"] / small[OURS]["first"],
         in_parts=small[PARTS]["times"],
         loss=loss_table(loss["cases"]).to_markdown(),

@@ -204,12 +204,12 @@ def machine() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this package, with "-dirty" where its own files were changed since; results may be."""
+    """The commit of this package, with "-dirty" where it or the benchmarks were changed since; results may be."""
     if not shutil.which("git"):
         return None
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "--", ".", ":/benchmarks"], capture_output=True, text=True)
     return commit.stdout.strip() + "-dirty" * bool(changed.stdout) if commit.returncode == 0 else None
 
 
