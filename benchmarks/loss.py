@@ -159,12 +159,12 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
     }
 
 
-def measure(case: Case, seconds: float, *, all_of_them: bool = True) -> dict:
+def measure(case: Case, seconds: float, least: int = 3, *, all_of_them: bool = True) -> dict:
     """Time and memory of every contender."""
     calls = contenders(case, all_of_them=all_of_them)
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
-    found = take_turns(calls, seconds, least=3 if all_of_them else 2)
+    found = take_turns(calls, seconds, least)
     torch.set_num_threads(threads)
     with patch.object(rooms, "LARGE", math.inf):  # all gradients in memory of torch's, which counts its own alone
         for name, call in calls.items():
@@ -205,16 +205,18 @@ def main() -> None:
     numbered = ", ".join(f"{number} {name}" for number, name in enumerate(CASES))
     parser.add_argument("--only", nargs="+", type=int, help=f"these cases, and write nothing: {numbered}")
     options = parser.parse_args()
-    seconds = 4 if options.quick else 20
+    seconds, least = (4, 3) if options.quick else (20, 8)
     if options.only:
         for name in (list(CASES)[number] for number in options.only):
-            show(name, measure(CASES[name], seconds))
+            show(name, measure(CASES[name], seconds, least))
         return
     found: dict[str, dict] = {"cases": {}, "by_classes": {}, "by_batch": {}}
     for group, cases in (("cases", CASES), ("by_classes", BY_CLASSES), ("by_batch", BY_BATCH)):
         for name, case in cases.items():
-            table = group == "cases"
-            found[group][name] = measure(case, seconds if table else seconds / 3, all_of_them=table)
+            if group == "cases":
+                found[group][name] = measure(case, seconds, least)
+            else:
+                found[group][name] = measure(case, seconds / 3, least=2, all_of_them=False)
             show(name, found[group][name])
     print(f"written: {save('loss', found)}")
 
