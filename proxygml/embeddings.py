@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxygml.files import check_texts, one_line, refuse_swelling, written_whole
-from proxygml.images import Crops, Mirrored
+from proxygml.images import Crops, FeatureCrops
 from proxygml.loading import loaded
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def joined(parts: Sequence[Embeddings]) -> Embeddings:
 
 def embed(
     model: "torch.nn.Module",
-    images: Crops | Mirrored,
+    images: Crops | FeatureCrops,
     paths: np.ndarray,
     *,
     batch_size: int = 128,

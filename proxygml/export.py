@@ -56,11 +56,6 @@ def export_run(
         library(name, extra="export", user=f"export as {format}")
     recipe = run.recipe
     model = training.load_model(run)
-    if model.trunk.takes_maps:
-        raise ValueError(
-            f"the network of {run.folder} is {recipe.backbone}, which takes maps instead of images: "
-            f"only whole networks are exported, train {recipe.backbone.partition(':')[0]}"
-        )
     progress("exporting", 0, 1, "")
     pixels, what = images_to_compare(recipe)  # (n, 3, H, W)
     with written_whole(description_path(path)) as beside, written_whole(path) as draft:

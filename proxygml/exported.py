@@ -165,8 +165,6 @@ class OnnxModel:
         self, images: ImageList, *, batch_size: int = 64, progress: Callable[[int, int], None] | None = None
     ) -> Embeddings:
         """The embeddings of images, cut as the network was tested: what its run would make of them."""
-        if images.are_maps:
-            raise ValueError("expected images, got maps that another network's first stages have made")
         said = self.description
         crops = Crops(images.open, images.labels, size=said.image_size, test_crop=said.crop_share)
         vectors = []

@@ -83,19 +83,23 @@ class Crops:
         return pixels[:, ::-1] if augmentation.flip and random.random() < 0.5 else pixels
 
 
-class Mirrored:
-    """Item i is the maps (F, h, w) of image i or, with a seed, by chance of its mirror image; and its label."""
+class FeatureCrops:
+    """Item i is the features (2, F) of one crop of image i, and its label.
 
-    def __init__(self, maps: np.ndarray, labels: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> None:
-        self.maps, self.labels = maps, labels  # (M, 2, F, h, w), (M,)
-        self.seed, self.epoch = seed, epoch
+    That is the center crop or, with a seed, one of the random crops, drawn anew in every epoch.
+    """
+
+    def __init__(self, features: np.ndarray, labels: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> None:
+        self.features, self.labels = features, labels  # (M, 1 + crops, 2, F), (M,)
+        self.chosen = np.zeros(len(labels), np.int64)  # (M,)
+        if seed is not None:
+            self.chosen = np.random.default_rng((seed, epoch)).integers(1, features.shape[1], len(labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        mirrored = 0 if self.seed is None else np.random.default_rng((self.seed, self.epoch, index)).integers(2)
-        return self.maps[index, mirrored].astype(np.float32), int(self.labels[index])
+        return self.features[index, self.chosen[index]].astype(np.float32), int(self.labels[index])
 
 
 def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from proxygml.datasets import ImageList
 from proxygml.datasets.check import find_problems, without_problems
 from proxygml.files import one_line
 from proxygml.gathering import same_everywhere
-from proxygml.images import Augmentation, Crops, Mirrored
+from proxygml.images import Augmentation, Crops, FeatureCrops
 from proxygml.launching import LostOthersError, start_copies
 from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
 from proxygml.optimizers import RowAdam
@@ -84,7 +84,12 @@ def start_fabric(recipe: Recipe) -> Fabric:
 def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
     """The training and the test images."""
     return datasets.load(
-        recipe.dataset, recipe.data, size=recipe.image_size, classes=recipe.classes, test_share=recipe.test_share
+        recipe.dataset,
+        recipe.data,
+        size=recipe.image_size,
+        classes=recipe.classes,
+        max_class_size=recipe.max_class_size,
+        test_share=recipe.test_share,
     )
 
 
@@ -141,20 +146,28 @@ def hold_out(images: ImageList, share: float) -> tuple[ImageList, ImageList | No
     return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
 
 
-def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Mirrored:
-    """Images as a network sees them in an epoch of training: random crops; of maps nothing but their mirror images."""
-    chance = {"seed": recipe.seed, "epoch": epoch}
-    if images.are_maps:
-        return Mirrored(cast(np.ndarray, images.pixels), images.labels, **chance if recipe.flip else {})
-    augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
-    size = recipe.image_size
-    return Crops(images.open, images.labels, size=size, augmentation=augmentation, names=images.paths, **chance)
+def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | FeatureCrops:
+    """Images as a network sees them in an epoch of training: random crops, or the features of such."""
+    if images.features is not None:
+        return FeatureCrops(images.features, images.labels, seed=recipe.seed, epoch=epoch)
+    return random_crops(recipe, images, seed=recipe.seed, epoch=epoch)
 
 
-def test_crops(recipe: Recipe, images: ImageList) -> Crops | Mirrored:
-    """Images as a trained network sees them: centre crops, or maps as they are."""
-    if images.are_maps:
-        return Mirrored(cast(np.ndarray, images.pixels), images.labels)
+def random_crops(recipe: Recipe, images: ImageList, *, seed: int, epoch: int) -> Crops:
+    """Random crops as the recipe draws them."""
+    augmentation, size = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip), recipe.image_size
+    drawn = {"seed": seed, "epoch": epoch}
+    return Crops(images.open, images.labels, size=size, augmentation=augmentation, names=images.paths, **drawn)
+
+
+def test_crops(recipe: Recipe, images: ImageList) -> Crops | FeatureCrops:
+    """Images as a trained network sees them: center crops, or the features of these."""
+    if images.features is not None:
+        return FeatureCrops(images.features, images.labels)
+    return center_crops(recipe, images)
+
+
+def center_crops(recipe: Recipe, images: ImageList) -> Crops:
     return Crops(images.open, images.labels, size=recipe.image_size, test_crop=recipe.test_crop, names=images.paths)
 
 
@@ -182,6 +195,10 @@ def build_model(recipe: Recipe) -> Network:
             f"no stage {', '.join(sorted(unknown))} to freeze in {recipe.backbone}: "
             f"take some of {', '.join(model.trunk.stages)}, or none with --frozen alone"
         )
+    if recipe.feature_crops:
+        if not isinstance(model, backbones.Embedder):
+            raise ValueError(f"{recipe.loss} taps stages of the network, which feature_crops does not run: set it to 0")
+        model.trunk.requires_grad_(False)
     for name in recipe.frozen:
         for module in model.trunk.modules_of(name):
             module.requires_grad_(False)

@@ -1,7 +1,6 @@
 """How good a network is, as a recipe asks: its embeddings of images, their scores, and what it is compared with."""
 
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 from lightning_fabric import Fabric
@@ -10,7 +9,6 @@ from torch import nn
 from proxygml import evaluation, ingredients
 from proxygml.datasets import ImageList
 from proxygml.embeddings import Embeddings, embed, raw_pixels
-from proxygml.images import Crops
 from proxygml.recipes import Recipe
 
 
@@ -53,10 +51,7 @@ class Judge:
         """What a trained network has to beat: raw pixels, and its own trunk before training."""
         bare = ingredients.without_head(model, self.recipe).to(self.fabric.device)
         untrained = self.score(bare, images, "scoring the network before training", cluster=True)
-        scores = {"untrained": untrained.to_json()}
-        if not images.are_maps:
-            self.progress("scoring raw pixels", 0, 1, "")
-            pixels = raw_pixels(cast(Crops, ingredients.test_crops(self.recipe, images)))
-            rows = Embeddings(pixels, images.labels, np.asarray(images.paths))
-            scores["pixels"] = self.evaluate(rows, cluster=True).to_json()
-        return scores
+        self.progress("scoring raw pixels", 0, 1, "")
+        pixels = raw_pixels(ingredients.center_crops(self.recipe, images))
+        rows = Embeddings(pixels, images.labels, np.asarray(images.paths))
+        return {"untrained": untrained.to_json(), "pixels": self.evaluate(rows, cluster=True).to_json()}

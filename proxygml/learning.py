@@ -16,8 +16,9 @@ from proxygml import ingredients
 from proxygml.backbones.joint_norm import join_batch_norms
 from proxygml.datasets import ImageList
 from proxygml.gathering import gather_rows, sum_over_processes
-from proxygml.images import Crops, Mirrored
+from proxygml.images import Crops, FeatureCrops
 from proxygml.loading import loaded
+from proxygml.losses.proxygml import choose_links
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
 
@@ -29,6 +30,13 @@ def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
     if recipe.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
     return recipe.decay_factor ** sum(epoch >= milestone for milestone in recipe.decay)
+
+
+def narrowed_links(recipe: Recipe, num_classes: int, epoch: int) -> int:
+    """k in an epoch, counted from 0, of a run whose ratio falls from `start_ratio` to `ratio`."""
+    done = epoch / max(1, recipe.epochs - 1)
+    ratio = cast(float, recipe.start_ratio) ** (1 - done) * recipe.ratio**done
+    return choose_links(num_classes, recipe.proxies_per_class, ratio)
 
 
 class Learner:
@@ -83,6 +91,8 @@ class Learner:
                 _keep_statistics(module)
         for parameter in self.trunk:
             parameter.requires_grad_(epoch not in recipe.warmup)
+        if recipe.start_ratio is not None:
+            self.loss.links = narrowed_links(recipe, len(self.images.class_names), epoch)  # type: ignore[assignment]
 
         batches = ingredients.draw_batches(recipe, self.images.labels, self.loss, epoch)
         sums: dict[str, float] = {}
@@ -192,7 +202,7 @@ class Learner:
         return {"proxies": proxies.data, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
 
 
-def _collate(items: list, crops: Crops | Mirrored) -> list[Tensor]:
+def _collate(items: list, crops: Crops | FeatureCrops) -> list[Tensor]:
     """Images and labels as one tensor each; where there are none, of the same form without a row."""
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 

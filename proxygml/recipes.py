@@ -20,6 +20,8 @@ class Recipe:
     """Folder of the dataset; glyphs need none."""
     classes: int | None = None
     """Use this many training and as many test classes, instead of all."""
+    max_class_size: int | None = None
+    """Use only the first so many images of every class, instead of all."""
     test_share: float = 0.5
     """Share of the classes to test on, where the dataset does not say (folder, table)."""
     skip_broken: bool = False
@@ -32,6 +34,8 @@ class Recipe:
     """Share of the training classes kept aside to choose the best epoch on; 0: train on all, keep the last epoch."""
     tested_epochs: tuple[int, ...] = ()
     """The paper's way: score the test classes after these epochs and the last; with held_out 0 they choose the best."""
+    keep_epoch: Literal["best", "last"] = "best"
+    """Which network to keep: of the best epoch, or of the last whatever is scored in between."""
     test: bool = True
     """Score the best network on the test classes at the end; off while settings are being chosen on held-out ones."""
 
@@ -52,6 +56,9 @@ class Recipe:
     """Weights to start from: a .pth or .safetensors file, or "pretrained" for the published ones; None: random."""
     frozen: tuple[str, ...] = ()
     """Stages of the network that stay as they are."""
+    feature_crops: int = 0
+    """Freeze the network below its head, compute the features of so many random crops of each image once, and train the
+    head on them; 0: train the network."""
     embedding_dim: int = 512
     """Length of an embedding."""
     head_start: Literal["uniform", "kaiming"] = "uniform"
@@ -67,6 +74,8 @@ class Recipe:
     """N."""
     ratio: float = 0.05
     """r: each sample is linked to this share of all proxies."""
+    start_ratio: float | None = None
+    """Not in the paper: r in the first epoch, from which it falls geometrically to `ratio` in the last."""
     links: int | None = None
     """k itself, instead of a ratio."""
     proxy_weight: float = 0.3
@@ -142,20 +151,32 @@ class Recipe:
             if not _fits(getattr(self, name), kind):
                 expected = getattr(kind, "__name__", str(kind).replace("typing.", ""))
                 raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
-        for name, least in [("image_size", 1), ("embedding_dim", 1), ("epochs", 1), ("batch_size", 2), ("workers", 0)]:
+        for name, least in [
+            ("image_size", 1),
+            ("embedding_dim", 1),
+            ("epochs", 1),
+            ("batch_size", 2),
+            ("workers", 0),
+            ("feature_crops", 0),
+        ]:
             if getattr(self, name) < least:
                 raise ValueError(f"expected {name} of at least {least}, got {getattr(self, name)}")
         if self.devices < 1 or self.nodes < 1:
             raise ValueError(f"expected at least one device and one node, got {self.devices} and {self.nodes}")
-        if self.images_per_class is not None and self.images_per_class < 2:
-            raise ValueError(f"expected images_per_class of at least 2, got {self.images_per_class}")
+        for name in ("images_per_class", "max_class_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 2:
+                raise ValueError(f"expected {name} of at least 2, got {getattr(self, name)}")
+        if self.feature_crops and (self.weights is None or self.frozen or self.devices * self.nodes > 1):
+            raise ValueError("feature_crops trains a head on a pretrained network, in one process, without frozen")
+        if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
+            raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
         if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):
             raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
-        for name in (*rates, "ratio", "scale", "cache_gigabytes", "timeout"):
+        for name in (*rates, "ratio", "start_ratio", "scale", "cache_gigabytes", "timeout"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
         for name in ("weight_decay", "proxy_weight"):

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from proxygml import evaluation, ingredients, pictures
-from proxygml.cache import Cache
+from proxygml import evaluation, features, ingredients, pictures
 from proxygml.datasets import ImageList
 from proxygml.judging import Judge
 from proxygml.launching import LostOthersError
@@ -46,11 +45,11 @@ class Session:
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = ingredients.load_images(recipe)
         model = ingredients.build_model(recipe)  # before every image is decoded, which takes longer to fail
-        if checkpoint is None and recipe.weights is not None:
+        if recipe.weights is not None and (checkpoint is None or recipe.feature_crops):
             progress("weights", 0, 0, ingredients.load_pretrained(model, recipe))
-        train_images = self._usable(train_images, "training", ingredients.training_cache(recipe))
+        train_images = self._usable(train_images, "training", model)
         if recipe.test or recipe.tested_epochs:
-            self.test_images = self._usable(self.test_images, "test", None)
+            self.test_images = self._usable(self.test_images, "test", model)
         train_images, self.held_out_images = ingredients.hold_out(train_images, recipe.held_out)
         self.learner = Learner(recipe, fabric, model, train_images)
         if checkpoint is not None:
@@ -109,8 +108,7 @@ class Session:
         if not self.recipe.test:
             return run
         vectors, labels = embeddings.vectors, embeddings.labels
-        if not self.test_images.are_maps:
-            pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
+        pictures.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
         pictures.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
         return run
 
@@ -170,6 +168,8 @@ class Session:
         """The test classes as they are found now, and clustered too where they are found better than ever before."""
         embeddings = self.judge.embed(self.learner.model, self.test_images, "scoring test classes")
         scores = self.judge.evaluate(embeddings, cluster=False)
+        if self.recipe.keep_epoch == "last":
+            return scores
         first = self.recipe.recall_at[0]
         highest = max((entry["test"][f"recall@{first}"] for entry in self.log if "test" in entry), default=-1)
         return self.judge.evaluate(embeddings, cluster=True) if scores.recall[first] > highest else scores
@@ -177,8 +177,8 @@ class Session:
     def _is_best(self, verdict: evaluation.Scores | None) -> bool:
         """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
         so_far = self.best.get("map_at_r")
-        if verdict is None:
-            return so_far is None
+        if verdict is None or self.recipe.keep_epoch == "last":
+            return so_far is None or self.recipe.keep_epoch == "last"
         return so_far is None or verdict.map_at_r > so_far
 
     def _trained(self, step: int, steps: int, loss: float) -> None:
@@ -191,12 +191,22 @@ class Session:
         device = self.fabric.device
         return torch.from_numpy(embeddings.vectors).to(device), torch.from_numpy(embeddings.labels).to(device)
 
-    def _usable(self, images: ImageList, what: str, cache: Cache | None) -> ImageList:
+    def _usable(self, images: ImageList, what: str, model: ingredients.Network) -> ImageList:
+        """The images that can be read, and their features where the network below the head is frozen."""
+
         def checked(done: int, total: int) -> None:
             self.progress(f"checking {what} images", done, total, "")
 
-        kept, broken = ingredients.usable(images, self.recipe, cache, checked, soon=True)
-        if broken:
+        def computed(done: int, total: int) -> None:
+            self.progress(f"features of {what} images", done, total, "")
+
+        if self.recipe.feature_crops:
+            crops = self.recipe.feature_crops if what == "training" else 0
+            kept = features.with_features(images, self.recipe, model, crops, checked, computed)
+        else:
+            cache = ingredients.training_cache(self.recipe) if what == "training" else None
+            kept, _ = ingredients.usable(images, self.recipe, cache, checked, soon=True)
+        if broken := len(images) - len(kept):
             self.progress("skipped", 0, 0, f"{broken} of {len(images)} {what} images that cannot be read")
             self.scores[f"skipped_{what}_images"] = broken
         return kept

@@ -28,13 +28,11 @@ class PixelScaling(nn.Module):
 
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
-        self.bgr, self.takes_maps = trunk.bgr, trunk.takes_maps
+        self.bgr = trunk.bgr
         for name in ("pixel_mean", "pixel_std"):
             self.register_buffer(name, torch.tensor(getattr(trunk, name))[:, None, None], persistent=False)  # (3, 1, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.takes_maps:
-            return images
         images = images.flip(1) if self.bgr else images
         return (images - self.pixel_mean) / self.pixel_std
 
@@ -42,7 +40,8 @@ class PixelScaling(nn.Module):
 class Embedder(nn.Module):
     """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D), of unit length unless `normalise` is off.
 
-    `normalise_features` puts batch normalisation before the last layer.
+    `normalise_features` puts batch normalisation before the last layer. Instead of images it takes their
+    `features`, stacked: (B, 2, F).
     """
 
     def __init__(
@@ -66,14 +65,15 @@ class Embedder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its types lack this form
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
-        embeddings = self.head(self.pool(maps))  # (B, D)
+        average, highest = images.unbind(1) if images.ndim == 3 else self.features(images)  # (B, F) each
+        pooled = {"average": average, "max": highest, "average+max": average + highest}[self.pooling]
+        embeddings = self.head(pooled)  # (B, D)
         return F.normalize(embeddings, dim=-1) if self.normalise else embeddings
 
-    def pool(self, maps: Tensor) -> Tensor:
-        """Maps (B, F, h, w) -> features (B, F)."""
-        average, highest = maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))  # (B, F) each
-        return {"average": average, "max": highest, "average+max": average + highest}[self.pooling]
+    def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and maximum of each of the trunk's maps: images (B, 3, H, W) -> (B, F) each."""
+        maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
+        return maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))
 
 
 BACKBONES = {  # name: module, class, its arguments
@@ -102,19 +102,15 @@ def build(
 
 
 def build_trunk(name: str) -> Trunk:
-    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own; NAME:STAGE begins at that stage."""
+    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
     if name.startswith("hf:"):
         from proxygml.backbones.hub import Hub
 
         return Hub(name)
-    name, _, first_stage = name.partition(":")
     if name not in BACKBONES:
         raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
     module, network, arguments = BACKBONES[name]
-    trunk = getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
-    if first_stage:
-        trunk.begin_at(first_stage)
-    return trunk
+    return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
 
 
 def pretrained_file(trunk: Trunk) -> Path:

@@ -30,6 +30,6 @@ class ConvNet(Trunk):
             before = after
 
     def forward(self, images: Tensor) -> Tensor:
-        if not self.takes_maps and min(images.shape[-2:]) < 16:
+        if min(images.shape[-2:]) < 16:
             raise ValueError(f"convnet halves images four times: expected 16 pixels or more, got {images.shape[-1]}")
         return super().forward(images)

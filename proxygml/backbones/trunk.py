@@ -12,15 +12,8 @@ class Trunk(nn.Module):
     pixel_mean: tuple[float, ...]  # of the images it was trained on, on the scale 0..255
     pixel_std: tuple[float, ...]
     bgr: bool = False
-    takes_maps: bool = False  # instead of images, once its first stages are left out
-    map_channels: int  # of the maps that it then takes
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.takes_maps and images.shape[1] != self.map_channels:
-            raise ValueError(
-                f"{type(self).__name__} from stage {self.stages[0]} on takes maps of {self.map_channels} channels, "
-                f"got {images.shape[1]}: name the network and the stage that they were made for"
-            )
         maps = images
         for name in self.stages:
             maps = self.stage(name, maps)
@@ -36,17 +29,6 @@ class Trunk(nn.Module):
         """The modules of one stage, in the order in which they run: as a rule one, of the same name."""
         self.require_stage(name)
         return [self.get_submodule(name)]
-
-    def begin_at(self, name: str) -> None:
-        """Leave out the stages before one: what comes in are then the maps that those have made of images."""
-        self.require_stage(name)
-        place = self.stages.index(name)
-        for early in self.stages[:place]:
-            for module in self.modules_of(early):
-                module.requires_grad_(False)
-        if place > 0:
-            self.takes_maps, self.map_channels = True, self.stage_channels[self.stages[place - 1]]
-        self.stages = self.stages[place:]
 
     def require_stage(self, name: str) -> None:
         """A ValueError that lists the stages, unless `name` is one."""

@@ -67,13 +67,11 @@ def _of_run(run: Run, split: str, data: Path | None, progress: Progress) -> Spac
             loaded.save(kept)
         except OSError as error:
             warnings.warn(f"the embeddings could not be kept, the next time takes as long: {error}", stacklevel=2)
-    maps = images is not None and images.are_maps
     return Space(
         f"{run.folder.resolve().name}, {'training' if split == 'train' else 'test'} images",
         loaded,
-        open_image=None if maps else _of_list(images, loaded.paths),
-        embed_image=None if maps else embedder(run),
-        no_upload="this run learned from a network's maps, not from images" if maps else "",
+        open_image=_of_list(images, loaded.paths),
+        embed_image=embedder(run),
         proxies=_proxies(run, recipe, both, split),
     )
 

@@ -38,15 +38,18 @@ class ImageList:
     labels: np.ndarray  # (M,) integers 0..C-1
     class_names: tuple[str, ...]  # C original names or ids, for reports
     root: Path | None = None
-    pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8; or maps (M, 2, F, h, w), see maps.py
+    pixels: np.ndarray | None = None  # (M, H, W) grey or (M, H, W, 3), uint8
+    features: np.ndarray | None = None  # (M, V, 2, F) of a frozen network: see features.py
     open_file: Callable[[Path], Image.Image] = open_image
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
         if len(labels) != len(self.paths):
             raise ValueError(f"expected one label for each of {len(self.paths)} images, got {len(labels)}")
-        if self.pixels is not None and len(self.pixels) != len(self.paths):
-            raise ValueError(f"expected pixels for each of {len(self.paths)} images, got {len(self.pixels)}")
+        for name in ("pixels", "features"):
+            array = getattr(self, name)
+            if array is not None and len(array) != len(self.paths):
+                raise ValueError(f"expected {name} for each of {len(self.paths)} images, got {len(array)}")
         present = np.unique(labels)
         if not np.array_equal(present, np.arange(len(self.class_names))):
             raise ValueError(
@@ -59,11 +62,6 @@ class ImageList:
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    @property
-    def are_maps(self) -> bool:
-        """Whether these are no images any more, but what a network's first stages made of them."""
-        return self.pixels is not None and self.pixels.ndim == 5
 
     def open(self, index: int) -> Image.Image:
         """Image `index`, opened but, where it is a file, not yet decoded."""
@@ -94,6 +92,12 @@ class ImageList:
         classes, labels = np.unique(self.labels[indices], return_inverse=True)
         return self._of_images(indices, labels, classes)
 
+    def first_of_each(self, most: int) -> "ImageList":
+        """The first `most` images of every class."""
+        order = np.argsort(self.labels, kind="stable")  # (M,) class by class
+        starts = np.searchsorted(self.labels[order], self.labels[order])  # (M,) where the class of each begins
+        return self.only(np.sort(order[np.arange(len(order)) - starts < most]))
+
     def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int] | np.ndarray) -> "ImageList":
         return replace(
             self,
@@ -101,11 +105,12 @@ class ImageList:
             labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
             pixels=None if self.pixels is None else self.pixels[chosen],
+            features=None if self.features is None else self.features[chosen],
         )
 
 
 DATASETS = (  # each a module of this package
-    *("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "tar", "maps"),
+    *("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "tar"),
 )
 
 
@@ -115,12 +120,14 @@ def load(
     *,
     size: int = 32,
     classes: int | None = None,
+    max_class_size: int | None = None,
     test_share: float = 0.5,
 ) -> tuple[ImageList, ImageList]:
     """The training and the test images of a dataset, as a rule of classes that do not overlap.
 
-    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only the first so many of each;
-    `test_share` of the classes are for testing where the data does not say (folder, table).
+    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only the first so many of each, and
+    `max_class_size` the first so many images of every class; `test_share` of the classes are for testing where the
+    data does not say (folder, table).
     """
     if name not in DATASETS:
         raise ValueError(f"expected a dataset among {', '.join(DATASETS)}, got {name!r}")
@@ -128,16 +135,19 @@ def load(
     if name == "glyphs":
         if root is not None:
             raise ValueError(f"glyphs are drawn and need no --data, got {root}: name the --dataset it belongs to")
-        return module.load(size=size, classes=classes)
-    if root is None:
+        both = module.load(size=size, classes=classes)
+    elif root is None:
         what = {"folder": "a folder of your images", "table": "your table of images"}.get(name, f"the folder of {name}")
         raise ValueError(f"expected {what} as --data: see docs/datasets.md")
-    divided = name in ("folder", "table", "tar")  # by us
-    both = module.load(Path(root), test_share=test_share) if divided else module.load(Path(root))
-    if classes is None:
-        return both
-    fewest = min(len(images.class_names) for images in both)
-    if not 2 <= classes <= fewest:
-        raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
-    train, test = (images.of_classes(range(classes)) for images in both)
-    return train, test
+    else:
+        divided = name in ("folder", "table", "tar")  # by us
+        both = module.load(Path(root), test_share=test_share) if divided else module.load(Path(root))
+        if classes is not None:
+            fewest = min(len(images.class_names) for images in both)
+            if not 2 <= classes <= fewest:
+                raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
+            both = tuple(images.of_classes(range(classes)) for images in both)
+    train, test = both
+    if max_class_size is None:
+        return train, test
+    return train.first_of_each(max_class_size), test.first_of_each(max_class_size)

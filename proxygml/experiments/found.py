@@ -14,6 +14,7 @@ from scipy import stats
 from proxygml import losses
 from proxygml.files import CHECKSUM, one_line, parse_json, sealed, unsealed, written_whole
 from proxygml.ingredients import own_rate
+from proxygml.locks import locked
 from proxygml.recipes import Recipe
 
 NO_INFLUENCE = (  # on the scores of a run
@@ -22,16 +23,35 @@ NO_INFLUENCE = (  # on the scores of a run
 )
 
 
-def fingerprint(recipe: Recipe) -> str:
-    """The same for recipes that give the same scores; defaults are left out, so that new settings may come."""
+def settings_of(recipe: Recipe) -> dict[str, object]:
+    """What decides the scores of a run; defaults are left out, so that new settings may come."""
     default = asdict(Recipe())
     settings = {
         name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE and value != default[name]
     }
     settings["proxy_learning_rate"] = own_rate(recipe)
+    if recipe.keep_epoch == "last":  # scores in between are only looked at
+        settings.pop("tested_epochs", None)
     if recipe.loss != "proxygml":  # whose settings are the recipe's own
         settings["loss_defaults"] = losses.defaults(recipe.loss)
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    return settings
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """The same for recipes that give the same scores."""
+    return hashlib.sha256(json.dumps(settings_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def answers(run: dict, recipe: Recipe) -> bool:
+    """Whether a finished run is of this recipe, with scores after every epoch that it asks for."""
+    if run["fingerprint"] != fingerprint(recipe):
+        return False
+    return recipe.keep_epoch == "best" or set(recipe.tested_epochs) <= {
+        point["epoch"] for point in run.get("curve", ())
+    }
+
+
+Claims = Mapping[str, Mapping[str, str]]  # what the paper says, and by each measure whether that holds
 
 
 class Range(NamedTuple):
@@ -69,12 +89,12 @@ class Found:
 
     def range(self, arm: str, metric: str) -> Range:
         """Mean and interval over the seeds of an arm."""
-        return _range(list(self.values(arm, metric).values()))
+        return range_of(list(self.values(arm, metric).values()))
 
     def difference(self, arm: str, other: str, metric: str) -> Range:
         """By how much an arm is above another, paired by seed."""
         ours, theirs = self.values(arm, metric), self.values(other, metric)
-        return _range([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+        return range_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
     def best(self, metric: str) -> str:
         """The arm with the highest mean."""
@@ -83,18 +103,34 @@ class Found:
     def verdict(self, arm: str, other: str, metric: str = "recall@1") -> str:
         """Whether an arm is above another, in words, with the difference that says so."""
         difference = self.difference(arm, other, metric)
-        if math.isnan(difference.mean):
-            return "not run with the same seeds"
-        if math.isnan(difference.half_width):
-            return f"one seed cannot tell ({difference.mean:+.1f})"
-        if abs(difference.mean) <= difference.half_width:
-            what = "not told apart"
-        else:
-            what = "holds" if difference.mean > 0 else "**does not hold**"
-        return f"{what} ({difference.mean:+.1f} ± {difference.half_width:.1f})"
+        return judge(difference)
+
+    def verdicts(self, arm: str, other: str) -> dict[str, str]:
+        """The same by both of the paper's measures: retrieval and clustering."""
+        return {"R@1": self.verdict(arm, other, "recall@1"), "NMI": self.verdict(arm, other, "nmi")}
+
+    def spread(self, arms: Iterable[str], metric: str) -> dict[int, float]:
+        """By seed, how far the best and the worst of these arms are apart; of seeds with which all were run."""
+        values = [self.values(arm, metric) for arm in arms]
+        seeds = set.intersection(*map(set, values)) if values else set()
+        return {seed: max(one[seed] for one in values) - min(one[seed] for one in values) for seed in sorted(seeds)}
 
 
-def _range(values: list[float]) -> Range:
+def judge(difference: Range) -> str:
+    """Whether something is above something else, in words, with the difference that says so."""
+    if math.isnan(difference.mean):
+        return "not run with the same seeds"
+    if math.isnan(difference.half_width):
+        return f"one seed cannot tell ({difference.mean:+.1f})"
+    if abs(difference.mean) <= difference.half_width:
+        what = "no significant difference"
+    else:
+        what = "holds" if difference.mean > 0 else "**does not hold**"
+    return f"{what} ({difference.mean:+.1f} ± {difference.half_width:.1f})"
+
+
+def range_of(values: list[float]) -> Range:
+    """Mean and 95 % interval of values, by Student's t."""
     if len(values) < 2:
         return Range(values[0] if values else math.nan, math.nan)
     spread = statistics.stdev(values) / math.sqrt(len(values))
@@ -149,12 +185,19 @@ def save_runs(path: Path, runs: list[dict]) -> None:
         draft.write_text(json.dumps([sealed(run) for run in runs], indent=1) + "\n")
 
 
-def known_runs(folder: Path, dataset: str) -> dict[str, dict]:
-    """Finished runs of all experiments on a dataset, by the fingerprint of their recipe."""
-    paths = sorted(folder.glob(f"*/{dataset}.json"))
-    return {
-        run["fingerprint"]: run
-        for path in paths
+def add_runs(path: Path, new: list[dict]) -> None:
+    """Add runs to a file that other processes may be adding to; a run of the same row, seed and recipe is replaced."""
+    with locked(path.parent):
+        places = {(run["arm"], run["seed"], run["fingerprint"]) for run in new}
+        kept = [run for run in load_runs(path) if (run["arm"], run["seed"], run["fingerprint"]) not in places]
+        save_runs(path, [*kept, *new])
+
+
+def known_runs(folder: Path, dataset: str) -> list[dict]:
+    """Finished runs of all experiments on a dataset."""
+    return [
+        run
+        for path in sorted(folder.glob(f"*/{dataset}.json"))
         for run in _read(path, _is_record)
         if {"fingerprint", "scores"} <= run.keys()
-    }
+    ]

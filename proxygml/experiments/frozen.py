@@ -1,50 +1,55 @@
-"""Makes maps of photos once with the first stages of a pretrained network, so that a run takes minutes on a CPU."""
+"""What the pretrained network gives without training, and with a head trained on its features by the paper's recipe."""
 
-from collections.abc import Callable
-from pathlib import Path
+from matplotlib.figure import Figure
 
-import numpy as np
-import torch
-
-from proxygml import backbones, ingredients
-from proxygml.backbones.trunk import Trunk
-from proxygml.datasets import ImageList, maps
+from proxygml.experiments.drawing import draw_ranges, scores_table
+from proxygml.experiments.found import Claims, Found
+from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
-from proxygml.sessions import Progress
 
-BATCH = 64
+IN_THE_PAPER = "not there; the floor under every other table"
+HEAD, FROZEN = "head on frozen features", "frozen network"
+PAPER = {  # the paper's recipe in full length, for a head of 512 on features of a frozen network
+    "keep_epoch": "last",
+    "feature_crops": 8,
+    "embedding_dim": 512,
+    "pooling": "average",
+    "proxies_per_class": 12,
+    "ratio": 0.05,
+    "proxy_weight": 0.3,
+    "epochs": 50,
+    "batch_size": 32,
+    "optimizer": "adam",
+    "adam_epsilon": 1e-2,
+    "learning_rate": 1e-4,
+    "head_learning_rate": None,
+    "proxy_learning_rate": 3e-2,
+    "weight_decay": 1e-4,
+    "schedule": "steps",
+    "decay": (19, 39),
+    "decay_factor": 0.1,
+    "freeze_batch_norm": False,
+}
 
 
-def make_maps(recipe: Recipe, first_stage: str, folder: Path, progress: Progress) -> None:
-    """Write to `folder` what the stages before `first_stage` make of the recipe's images and of their mirror images."""
-    trunk = backbones.build_trunk(recipe.backbone)
-    backbones.load_weights(trunk, backbones.pretrained_file(trunk))
-    early = trunk.stages[: trunk.stages.index(first_stage)]
-    for part, images in zip(maps.PARTS, ingredients.load_images(recipe), strict=True):
-        if not (folder / f"{part}.npz").exists():
-
-            def told(done: int, total: int, part: str = part) -> None:
-                progress(f"maps of {part} images", done, total, "")
-
-            maps.save(folder / f"{part}.npz", images, _maps(trunk.eval(), early, recipe, images, told))
+def arms(base: Recipe) -> dict[str, Recipe]:
+    """One run, which scores both; none where the network has no pretrained weights."""
+    return {HEAD: base.changed({**PAPER, "baselines": True})} if base.weights else {}
 
 
-@torch.no_grad()
-def _maps(
-    trunk: Trunk, early: tuple[str, ...], recipe: Recipe, images: ImageList, progress: Callable[[int, int], None]
-) -> np.ndarray:
-    """Half-precision maps (M, 2, F, h, w) of centre crops and their mirror images."""
-    scale = backbones.PixelScaling(trunk)
-    crops = ingredients.test_crops(recipe, images)
-    made = []
-    for start in range(0, len(images), BATCH):
-        batch = torch.from_numpy(np.stack([crops[index][0] for index in range(start, min(start + BATCH, len(images)))]))
-        both = []
-        for view in (batch, batch.flip(-1)):
-            seen = scale(view).contiguous(memory_format=torch.channels_last)
-            for name in early:
-                seen = trunk.stage(name, seen)
-            both.append(seen)
-        made.append(torch.stack(both, dim=1).half().numpy())  # (B, 2, F, h, w)
-        progress(start + len(batch), len(images))
-    return np.concatenate(made)
+def references(runs: list[dict]) -> Found:
+    """The frozen network as a row of its own, before the head."""
+    return Found.of([*({**run, "arm": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
+
+
+def table(found: Found, dataset: str) -> Table:
+    return scores_table(references(found.arms[HEAD]), "not trained, or only a head")
+
+
+def draw(found: Found, figure: Figure) -> None:
+    both = references(found.arms[HEAD])
+    draw_ranges(figure.subplots(), {name: both.range(name, "recall@1") for name in both.arms}, "Recall@1, %")
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    return {}

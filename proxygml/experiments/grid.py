@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from proxygml.experiments.found import Found
-from proxygml.experiments.proxies import combinations, named
+from proxygml.experiments.found import Claims, Found
+from proxygml.experiments.proxies import best_of, combinations, named
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
@@ -38,12 +38,10 @@ def draw(found: Found, figure: Figure) -> None:
         axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
 
 
-def claims(found: Found, dataset: str) -> dict[str, str]:
-    full, best = named(12, 0.05), found.best("recall@1")
+def claims(found: Found, dataset: str) -> Claims:
+    full = named(12, 0.05)
     return {
-        "N = 12 with r = 0.05 is best": (
-            "it had the highest mean" if best == full else f"{best} was: {found.verdict(full, best)}"
-        ),
-        "r = 0.01 is worse than r = 0.05 at N = 12": found.verdict(full, named(12, 0.01)),
-        "N = 1 with all linked is worse than N = 12 with r = 0.05": found.verdict(full, named(1, 1.0)),
+        "N = 12 with r = 0.05 is best": best_of(found, full, list(found.arms)),
+        "r = 0.01 is worse than r = 0.05 at N = 12": found.verdicts(full, named(12, 0.01)),
+        "N = 1 with all linked is worse than N = 12 with r = 0.05": found.verdicts(full, named(1, 1.0)),
     }

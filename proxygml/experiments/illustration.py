@@ -12,7 +12,7 @@ from torch import nn
 
 from proxygml import ingredients, training
 from proxygml.datasets import ImageList
-from proxygml.experiments.found import Found
+from proxygml.experiments.found import Claims, Found
 from proxygml.experiments.tables import Table
 from proxygml.losses.proxygml import ProxyGMLLoss
 from proxygml.losses.subgraphs import link
@@ -97,13 +97,15 @@ def draw(found: Found, figure: Figure) -> None:
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
-def claims(found: Found, dataset: str) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> Claims:
     def judged(own: bool) -> str:
         before, after = (float(np.mean(_angles(found, when, own))) for when in ("before", "after"))
         verdict = "holds" if (after < before) == own else "**does not hold**"
         return f"{verdict} (mean angle {before:.0f} degrees before, {after:.0f} after)"
 
     return {
-        "training pulls the positive proxies to the sample": judged(own=True),
-        "and pushes the negative ones away": f"{judged(own=False)}, of the nearest ones, which are those then linked",
+        "training pulls the positive proxies to the sample": {"angle": judged(own=True)},
+        "and pushes the negative ones away": {
+            "angle": f"{judged(own=False)}, of the nearest ones, which are those then linked"
+        },
     }

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.experiments.drawing import draw_series, scores_table
-from proxygml.experiments.found import Found
+from proxygml.experiments.found import Claims, Found, Range, judge, range_of
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
@@ -39,16 +39,33 @@ def draw(found: Found, figure: Figure) -> None:
     draw_series(figure.subplots(), found, series, "proxies of a class, N")
 
 
-def claims(found: Found, dataset: str) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> Claims:
     compared = {}
     for ratio in RATIOS:
         twelve = named(12, ratio)
-        best = max(NUMBERS, key=lambda number: found.range(named(number, ratio), "recall@1").mean)
-        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdict(twelve, named(1, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = found.verdict(twelve, named(20, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is best"] = (
-            "it had the highest mean" if best == 12 else f"N = {best} was: {found.verdict(twelve, named(best, ratio))}"
-        )
+        of_numbers = [named(number, ratio) for number in NUMBERS]
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdicts(twelve, named(1, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = found.verdicts(twelve, named(20, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is best"] = best_of(found, twelve, of_numbers)
     for ratio in RATIOS[1:]:
-        compared[f"at N = 12, r = 0.05 is better than r = {ratio:g}"] = found.verdict(named(12, 0.05), named(12, ratio))
+        claim = f"at N = 12, r = 0.05 is better than r = {ratio:g}"
+        compared[claim] = found.verdicts(named(12, 0.05), named(12, ratio))
+        compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = {
+            column: judge(_steadier(found, ratio, metric)) for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
+        }
     return compared
+
+
+def _steadier(found: Found, ratio: float, metric: str) -> Range:
+    """By how much less scores differ between numbers of proxies with r = 0.05 than with another ratio."""
+    ours, theirs = (found.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
+    return range_of([theirs[seed] - ours[seed] for seed in ours if seed in theirs])
+
+
+def best_of(found: Found, arm: str, others: list[str]) -> dict[str, str]:
+    """Whether an arm has the highest mean of some, by both measures."""
+    verdicts = {}
+    for column, metric in (("R@1", "recall@1"), ("NMI", "nmi")):
+        best = max(others, key=lambda other: found.range(other, metric).mean)
+        verdicts[column] = "holds (highest mean)" if best == arm else f"{best} is: {found.verdict(arm, best, metric)}"
+    return verdicts

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from proxygml.experiments.comparison import alike
 from proxygml.experiments.drawing import draw_ranges
-from proxygml.experiments.found import Found
+from proxygml.experiments.found import Claims, Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
@@ -42,6 +42,6 @@ def draw(found: Found, figure: Figure) -> None:
     draw_ranges(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
 
 
-def claims(found: Found, dataset: str) -> dict[str, str]:
+def claims(found: Found, dataset: str) -> Claims:
     others = [name for name, (*_, figures) in ROWS.items() if name.startswith("Proxy-Anchor") and figures != "- - -"]
-    return {f"ProxyGML, 32, is better than {name}": found.verdict("ProxyGML, 32", name) for name in others}
+    return {f"ProxyGML, 32, is better than {name}": found.verdicts("ProxyGML, 32", name) for name in others}

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.experiments.drawing import draw_series, scores_table
-from proxygml.experiments.found import Found
+from proxygml.experiments.found import Claims, Found
 from proxygml.experiments.tables import Table
 from proxygml.recipes import Recipe
 
@@ -23,16 +23,23 @@ def draw(found: Found, figure: Figure) -> None:
     draw_series(figure.subplots(), found, [("ProxyGML", ARMS)], "lambda")
 
 
-def claims(found: Found, dataset: str) -> dict[str, str]:
-    best = found.best("recall@1")
-    worst = min(found.arms, key=lambda arm: found.range(arm, "recall@1").mean)
+def claims(found: Found, dataset: str) -> Claims:
+    metrics = {"R@1": "recall@1", "NMI": "nmi"}
     return {
-        "lambda is insensitive": _alike(found, best, worst),
-        "with the positive mask, having L^p (lambda 0.3) or not matters little": _alike(found, ARMS[0.3], ARMS[0.0]),
+        "lambda is insensitive": {column: _insensitive(found, metric) for column, metric in metrics.items()},
+        "with the positive mask, having L^p (lambda 0.3) or not matters little": {
+            column: _alike(found, ARMS[0.3], ARMS[0.0], metric) for column, metric in metrics.items()
+        },
     }
 
 
-def _alike(found: Found, arm: str, other: str) -> str:
-    difference = found.difference(arm, other, "recall@1")
-    apart = abs(difference.mean) > difference.half_width
-    return f"{'**does not hold**' if apart else 'not told apart'} ({arm} is {difference} above {other})"
+def _insensitive(found: Found, metric: str) -> str:
+    ordered = sorted(found.arms, key=lambda arm: found.range(arm, metric).mean)
+    return _alike(found, ordered[-1], ordered[0], metric)
+
+
+def _alike(found: Found, arm: str, other: str, metric: str) -> str:
+    difference = found.difference(arm, other, metric)
+    differ = abs(difference.mean) > difference.half_width
+    what = "**does not hold**" if differ else "no significant difference"
+    return f"{what} ({arm} is {difference} above {other})"

@@ -8,13 +8,12 @@ from matplotlib.figure import Figure
 
 from proxygml.experiments import EXPERIMENTS, find
 from proxygml.experiments.drawing import doubt_of
-from proxygml.experiments.found import Found, load_runs, results_file
-from proxygml.experiments.running import arms_as_in_the_paper, arms_to_tune, belongs
+from proxygml.experiments.found import Found, answers, load_runs, results_file
+from proxygml.experiments.running import arms_as_in_the_paper, arms_to_tune
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
 from proxygml.experiments.tuning import RATES, best, trials_of
 from proxygml.files import written_whole
-from proxygml.runs import Run
 
 PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
 IN_SHORT = ("experiment", "on", "hold", "do not", "not told apart")
@@ -36,7 +35,9 @@ def load_found(experiment: str, dataset: str, protocol: str, results: Path, *, q
     """
     path = protocol_file(results, experiment, dataset, protocol)
     arms = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))
-    runs = [run for run in load_runs(path) if run.get("arm") in arms and (protocol == "fair" or belongs(run, arms))]
+    runs = [run for run in load_runs(path) if run.get("arm") in arms]
+    if protocol == "paper":
+        runs = [run for run in runs if answers(run, arms[run["arm"]].changed({"seed": run["seed"]}))]
     if not runs:
         command = _command(experiment, dataset, protocol) + (" --quick" if quick else "")
         raise FileNotFoundError(f"no runs of today's settings in {path}: make them with {command}")
@@ -161,7 +162,7 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n"
-        + f"{SETTINGS[dataset].about}.{_untrained(dataset, results)}\n\n"
+        + f"{SETTINGS[dataset].about}.\n\n"
         + module.table(found, dataset).to_markdown()
         + _footnotes(_remarks(module, found))
         + (_chosen(experiment, dataset, found, results, quick) if protocol == "fair" else "")
@@ -187,15 +188,6 @@ def _chosen(experiment: str, dataset: str, found: Found, results: Path, quick: b
     return text
 
 
-def _untrained(dataset: str, results: Path) -> str:
-    run = SETTINGS[dataset].untrained
-    if run is None or not (results / run).exists():
-        return ""
-    scores = Run(results / run).scores["untrained"]
-    found = f"R@1 {100 * scores['recall@1']:.1f} and NMI {100 * scores['nmi']:.1f}"
-    return f" As it comes, that network has {found} ([results/{run}](../results/{run}/scores.json))."
-
-
 def _command(experiment: str, dataset: str, protocol: str) -> str:
-    data = " --data ROOT" if SETTINGS[dataset].needs_data else ""
+    data = "" if SETTINGS[dataset].folder is None else " --data ROOT"
     return f"proxygml paper {experiment} --dataset {dataset}{data}" + (" --protocol fair" if protocol == "fair" else "")

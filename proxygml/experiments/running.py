@@ -4,17 +4,25 @@ A run that was interrupted goes on after its last epoch; one that another experi
 """
 
 import shutil
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from proxygml import training
 from proxygml.experiments import find
 from proxygml.experiments.executors import Executor, Measure
-from proxygml.experiments.found import fingerprint, known_runs, load_runs, results_file, save_runs
-from proxygml.experiments.frozen import make_maps
+from proxygml.experiments.found import (
+    add_runs,
+    answers,
+    fingerprint,
+    known_runs,
+    load_runs,
+    results_file,
+    settings_of,
+)
 from proxygml.experiments.processes import finished
-from proxygml.experiments.settings import base_recipe, find_setting, maps_folder
+from proxygml.experiments.settings import base_recipe
 from proxygml.experiments.tuning import TRIALS, chosen, tuned
 from proxygml.files import written_whole
 from proxygml.locks import locked
@@ -33,6 +41,7 @@ def run_experiment(
     protocol: str = "paper",
     quick: bool,
     results: Path,
+    work: Path,
     executor: Executor,
     progress: Progress,
 ) -> None:
@@ -41,22 +50,20 @@ def run_experiment(
     As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every arm
     are chosen on held-out training classes and the test classes are scored once, after the last epoch.
     """
-    module, setting = find(experiment), find_setting(dataset)
+    module = find(experiment)
     measure = getattr(module, "measure", None)
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
     rows = list(module.arms(base))
+    if not rows:
+        raise ValueError(f"{experiment} needs a pretrained network, which {dataset} does not start from")
     if unknown := [name for name in only if name not in rows]:
         raise ValueError(f"expected rows among {str(rows)[1:-1]}, got {unknown[0]!r}")
     if executor.kind != "local" and measure is not None:
         raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
     executor = Executor(jobs=1) if measure else executor
-    work = Path("runs/quick" if quick else "runs/paper")
     with locked(work):
-        if setting.first_stage is not None:
-            photos = setting.recipe.changed({"data": data})
-            make_maps(photos, setting.first_stage, maps_folder(dataset, data), progress)
         if protocol == "fair":
             arms = _tuned(dataset, arms_to_tune(experiment, base), only, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
@@ -65,8 +72,7 @@ def run_experiment(
         run_missing(
             experiment,
             dataset,
-            arms,
-            seeds,
+            jobs_of(arms, seeds),
             results=results,
             work=work,
             executor=executor,
@@ -80,6 +86,9 @@ def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
     """The arms of an experiment with test classes scored after epochs: those of the authors' code, else every one."""
     module = find(experiment)
     tested = tuple(range(1, base.epochs + 1))
+    if base.keep_epoch == "last":
+        curve = tested if hasattr(module, "EVERY_EPOCH") else ()
+        return module.arms(base.changed({"tested_epochs": curve}))
     if not hasattr(module, "EVERY_EPOCH"):
         tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tested
     return module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
@@ -111,11 +120,54 @@ def _tuned(
     return tuned(dataset, arms, only=only, results=results, trials=2 if quick else TRIALS, finish=finish)
 
 
+class Job(NamedTuple):
+    """A run that an experiment wants."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+
+def jobs_of(arms: Mapping[str, Recipe], seeds: Iterable[int]) -> list[Job]:
+    """A run of every arm with the first seed, then with the next."""
+    return [Job(arm, seed, recipe.changed({"seed": seed})) for seed in seeds for arm, recipe in arms.items()]
+
+
+def split_missing(
+    experiment: str, dataset: str, jobs: Iterable[Job], results: Path, *, measured: bool
+) -> tuple[list[dict], list[Job]]:
+    """What results/ lacks of an experiment: runs that other experiments have made already, and jobs that none has.
+
+    What was `measured` is not taken from others. A run of another recipe in the place of a job is an error: nothing is
+    overwritten.
+    """
+    path = results_file(results, experiment, dataset)
+    runs = load_runs(path)
+    known = [] if measured else known_runs(results, dataset)
+    taken: list[dict] = []
+    missing: list[Job] = []
+    for job in jobs:
+        mark = fingerprint(job.recipe)
+        same = [run for run in runs if (run["arm"], run["seed"]) == (job.arm, job.seed)]
+        if any(run["fingerprint"] != mark for run in same):
+            raise ValueError(
+                f"{path} has a run of {job.arm!r}, seed {job.seed}, that another recipe made: move the file away to "
+                "run it all again, or go back to the settings it was made with"
+            )
+        if any(answers(run, job.recipe) for run in same):
+            continue
+        other = next((run for run in known if answers(run, job.recipe)), None)
+        if other is None:
+            missing.append(job)
+        else:
+            taken.append(other | {"arm": job.arm, "seed": job.seed})
+    return taken, missing
+
+
 def run_missing(
     experiment: str,
     dataset: str,
-    arms: Mapping[str, Recipe],
-    seeds: Iterable[int],
+    jobs: Iterable[Job],
     *,
     results: Path,
     work: Path,
@@ -123,33 +175,20 @@ def run_missing(
     measure: Measure | None = None,
     alone: bool = False,
     progress: Progress,
+    tell: Callable[[dict], None] | None = None,
 ) -> None:
-    """Make results/EXPERIMENT/DATASET.json hold a run for every arm and seed; unfinished ones live in `work`.
+    """Make results/EXPERIMENT/DATASET.json hold a run for every job; unfinished ones live in `work`.
 
     A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score. `alone` gives
-    each a process of its own.
+    each a process of its own. `tell` is given every run as soon as it is kept.
     """
     path = results_file(results, experiment, dataset)
-    runs = load_runs(path)
-    known = {} if measure else known_runs(results, dataset)
-    missing: dict[str, list[tuple[str, int]]] = {}
-    recipes: dict[str, Recipe] = {}
-    for seed in seeds:
-        for arm, plain in arms.items():
-            recipe = plain.changed({"seed": seed})
-            mark = fingerprint(recipe)
-            if any(run["arm"] == arm and run["fingerprint"] == mark for run in runs):
-                continue
-            if mark in known:
-                runs.append(known[mark] | {"arm": arm})
-            else:
-                recipes[mark] = recipe
-                missing.setdefault(mark, []).append((arm, seed))
-    runs = [run for run in runs if run["arm"] not in arms or belongs(run, arms)]
-    if runs:
-        save_runs(path, runs)
-    if not recipes:
+    taken, missing = split_missing(experiment, dataset, jobs, results, measured=measure is not None)
+    if taken:
+        add_runs(path, taken)
+    if not missing:
         return
+    recipes = {fingerprint(job.recipe): job.recipe for job in missing}
     if measure is not None:  # what was interrupted is measured again from its beginning
         work = work / f"{experiment}-{dataset}"
         shutil.rmtree(work, ignore_errors=True)
@@ -161,13 +200,11 @@ def run_missing(
     made = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=told, alone=alone)
     with closing(made):  # where a result cannot be kept, nothing trains on
         for mark, run in made:
-            runs += [run | {"arm": arm, "seed": seed, "fingerprint": mark} for arm, seed in missing[mark]]
-            save_runs(path, runs)
-
-
-def belongs(run: dict, arms: Mapping[str, Recipe]) -> bool:
-    """Whether a run is of its arm as that is today; a result of other settings must not stand under its name."""
-    return run["fingerprint"] == fingerprint(arms[run["arm"]].changed({"seed": run["seed"]}))
+            wanted = [job for job in missing if fingerprint(job.recipe) == mark]
+            new = [{"arm": job.arm, "seed": job.seed, "fingerprint": mark, **run} for job in wanted]
+            add_runs(path, [one | {"settings": settings_of(recipes[mark])} for one in new])
+            if tell is not None:
+                tell(new[0])
 
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
@@ -194,11 +231,11 @@ def train_or_fail(recipe: Recipe, folder: Path) -> dict:
 def summary(run: Run) -> dict:
     """What of a finished run is worth keeping.
 
-    Where test classes were scored after epochs, as the paper does, the best of these by Recall@1 counts; otherwise the
-    scores after the last epoch, on test classes or else on held-out ones.
+    Where test classes chose among epochs, as in the paper, the best of these by Recall@1 counts; otherwise the scores
+    after the last epoch, on test classes or else on held-out ones.
     """
     log, scores = run.log, run.scores
-    tested = [entry for entry in log if "test" in entry]
+    tested = [entry for entry in log if "test" in entry] if run.recipe.keep_epoch == "best" else []
     seconds = 0.0
     curve = []
     for entry in log:
@@ -209,8 +246,13 @@ def summary(run: Run) -> dict:
     best = max(tested, key=lambda entry: entry["test"]["recall@1"]) if tested else None
     kept = best["test"] if best else scores.get("trained") or log[-1]["held_out"]
     return {
-        "scores": {name: value for name, value in kept.items() if isinstance(value, float)},
+        "scores": _numbers(kept),
+        **({"frozen": _numbers(scores["untrained"])} if "untrained" in scores else {}),
         "best_epoch": best["epoch"] if best else scores["best_epoch"],
         "curve": curve,
         "seconds": round(seconds, 1),
     }
+
+
+def _numbers(scores: Mapping[str, object]) -> dict[str, float]:
+    return {name: value for name, value in scores.items() if isinstance(value, float)}

@@ -1,0 +1,109 @@
+"""Features of a frozen network, computed once and kept on disk, so that training its head takes minutes on a CPU."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxygml import ingredients
+from proxygml.datasets import ImageList
+from proxygml.files import cache_folder, written_whole
+from proxygml.images import Crops
+from proxygml.recipes import Recipe
+
+BATCH = 64
+Progress = Callable[[int, int], None]
+
+
+def with_features(
+    images: ImageList,
+    recipe: Recipe,
+    model: ingredients.Network,
+    crops: int,
+    checked: Progress,
+    computed: Progress,
+) -> ImageList:
+    """The images that can be read, each with features (1 + crops, 2, F): of its center crop, then of random crops.
+
+    An image that cannot be read is an error unless the recipe skips it. The features are those of `model`, taken from
+    the cache folder where they have been computed before.
+    """
+    path = cache_folder() / "features" / f"{_key(images, recipe, model, crops)}.npy"
+    features = _load(path, len(images))
+    if features is None:
+        kept, _ = ingredients.usable(images, recipe, None, checked)
+        rows = np.flatnonzero(np.isin(np.asarray(images.paths), np.asarray(kept.paths)))
+        with written_whole(path) as draft:
+            _compute(draft, kept, rows, len(images), recipe, model, crops, computed)
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+    readable = np.flatnonzero(~np.isnan(features[:, 0, 0, 0]))
+    if len(readable) < len(images):
+        if not recipe.skip_broken:
+            ingredients.usable(images, recipe, None, checked)  # which says what is wrong with them
+        images, features = images.only(readable), features[readable]
+    return replace(images, features=features)
+
+
+def _load(path: Path, rows: int) -> np.ndarray | None:
+    """What was computed before; None where there is nothing, or something else."""
+    try:
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return features if features.ndim == 4 and len(features) == rows else None
+
+
+def _compute(
+    path: Path,
+    images: ImageList,
+    rows: np.ndarray,
+    total: int,
+    recipe: Recipe,
+    model: ingredients.Network,
+    crops: int,
+    progress: Progress,
+) -> None:
+    """Write features (total, 1 + crops, 2, F) as float16; rows of images that cannot be read are NaN."""
+    views: list[Crops] = [ingredients.center_crops(recipe, images)]
+    views += [ingredients.random_crops(recipe, images, seed=0, epoch=view) for view in range(crops)]  # for every seed
+    shape = (total, 1 + crops, 2, model.trunk.channels)
+    features = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if len(rows) < total:
+        features[:] = np.nan
+    done = 0
+    for start in range(0, len(images), BATCH):
+        batch = range(start, min(start + BATCH, len(images)))
+        for view, seen in enumerate(views):
+            pixels = torch.from_numpy(np.stack([seen[index][0] for index in batch]))  # (batch, 3, H, W)
+            features[rows[batch.start : batch.stop], view] = _features(model, pixels).half().numpy()
+            done += len(batch)
+            progress(done, len(images) * len(views))
+    features.flush()
+
+
+@torch.no_grad()
+def _features(model: ingredients.Network, pixels: Tensor) -> Tensor:
+    """Images (B, 3, H, W) -> features (B, 2, F)."""
+    device = next(model.parameters()).device
+    return torch.stack(model.eval().features(pixels.to(device)), dim=1).cpu()  # type: ignore[operator]
+
+
+def _key(images: ImageList, recipe: Recipe, model: ingredients.Network, crops: int) -> str:
+    """The same for the same images, seen in the same way by the same network, wherever the images lie."""
+    digest = hashlib.sha256()
+    seen = (recipe.backbone, recipe.image_size, recipe.test_crop)
+    drawn = (crops, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()
+    digest.update(repr((seen, drawn)).encode())
+    for name, tensor in model.trunk.state_dict().items():
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    if images.pixels is not None:
+        digest.update(images.pixels.tobytes())
+    for index, path in enumerate(images.paths):
+        digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
+        if images.pixels is None and images.file(index).is_file():
+            digest.update(str(images.file(index).stat().st_size).encode())
+    return digest.hexdigest()[:32]
