@@ -80,7 +80,7 @@ def paper(
         return
     module = experiments.find(name)
     if not render:
-        count: int = seeds or getattr(module, "SEEDS", 3)
+        count = getattr(module, "SEEDS", 3) if seeds is None else seeds
         with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
             running.run_experiment(
                 name,

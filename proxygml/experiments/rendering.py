@@ -6,9 +6,9 @@ from types import ModuleType
 import matplotlib
 from matplotlib.figure import Figure
 
-from proxygml.experiments import EXPERIMENTS, find
+from proxygml.experiments import EXPERIMENTS, find, frozen
 from proxygml.experiments.drawing import doubt_of
-from proxygml.experiments.found import Found, answers, load_runs, results_file
+from proxygml.experiments.found import Claims, Found, answers, load_runs, results_file
 from proxygml.experiments.running import arms_as_in_the_paper, arms_to_tune
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
@@ -16,14 +16,17 @@ from proxygml.experiments.tuning import RATES, best, trials_of
 from proxygml.files import written_whole
 
 PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
-IN_SHORT = ("experiment", "on", "hold", "do not", "not told apart")
+MEASURES = ("R@1", "NMI")
+IN_SHORT = ("experiment", "on", *(f"{measure}: {what}" for measure in MEASURES for what in ("hold", "do not", "open")))
+CELLS = {"R@1": "recall@1", "R@2": "recall@2", "R@4": "recall@4", "R@10": "recall@10", "R@100": "recall@100"}
+CELLS["NMI"] = "nmi"
 HEAD = """# Results
 
 Written by `proxygml paper --report` from `results/`; do not edit. Every score is a mean over seeds with its
-95 % interval (Student's t); differences are paired by seed, and "not told apart" where their interval holds 0. Unless a
-heading says "fair protocol", test classes choose the best epoch, as in the paper, and no method is tuned; the fair
-protocol is explained in [paper.md](paper.md). Where a network "as it comes" scores as high as one that was trained,
-training did not help in that setting. A commit that ends in -dirty had changes that were not committed yet.
+95 % interval (Student's t); differences are paired by seed, and "no significant difference" means that their interval
+holds 0. No method is tuned, unless a heading says "fair protocol" ([paper.md](paper.md)). On glyphs and omniglot the
+best epoch on test classes counts, as in the paper; everywhere else the last epoch. A commit that ends in -dirty had
+changes that were not committed yet.
 
 """
 
@@ -54,7 +57,7 @@ def render(
 ) -> tuple[Table, list[str]]:
     """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
     module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
-    table, remarks = module.table(found, dataset), _remarks(module, found)
+    table, remarks = full_table(experiment, found, dataset, results), _remarks(module, found)
     path = protocol_file(results, experiment, dataset, protocol)
     markdown = table.to_markdown() + _footnotes(remarks)
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
@@ -69,6 +72,25 @@ def render(
             with written_whole(path.with_suffix(ending)) as draft:
                 figure.savefig(draft, format=ending[1:], dpi=110, metadata=metadata)
     return table, remarks
+
+
+def full_table(experiment: str, found: Found, dataset: str, results: Path) -> Table:
+    """The table of an experiment, below what the network scores without training and with a head on its features."""
+    table = find(experiment).table(found, dataset)
+    if experiment == "frozen" or not any(column in CELLS for column in table.columns):
+        return table
+    runs = load_runs(results_file(results, "frozen", dataset))
+    references = frozen.references(runs)
+    shown = [frozen.FROZEN] if SETTINGS[dataset].recipe.feature_crops else [frozen.FROZEN, frozen.HEAD]
+    rows = [
+        (
+            name,
+            *(str(references.range(name, CELLS[column])) if column in CELLS else "-" for column in table.columns[1:]),
+        )
+        for name in shown
+        if name in references.arms
+    ]
+    return Table(table.columns, (*rows, *table.rows))
 
 
 def _remarks(module: ModuleType, found: Found) -> list[str]:
@@ -132,16 +154,21 @@ def _in_short(results: Path, quick: bool) -> str:
         for dataset, protocol in made(experiment, results):
             found = load_found(experiment, dataset, protocol, results, quick=quick)
             if verdicts := _claims(experiment, dataset, found, quick).values():
-                against = sum("does not hold" in verdict for verdict in verdicts)
-                holds = sum(verdict.startswith(("holds", "it had the highest mean")) for verdict in verdicts)
-                counts = (holds, against, len(verdicts) - holds - against)
-                rows.append((experiment, dataset + PROTOCOLS[protocol], *map(str, counts)))
+                counts: list[int] = []
+                for measure in MEASURES:
+                    said = [verdict[measure] for verdict in verdicts if measure in verdict]
+                    against = sum("does not hold" in one for one in said)
+                    holds = sum(one.startswith("holds") for one in said)
+                    counts += holds, against, len(said) - holds - against
+                if any(counts):
+                    rows.append((experiment, dataset + PROTOCOLS[protocol], *map(str, counts)))
     if not rows:
         return ""
-    return f"## in short\nClaims of the paper on this data.\n\n{Table(IN_SHORT, tuple(rows)).to_markdown()}\n"
+    table = Table(IN_SHORT, tuple(rows)).to_markdown()
+    return f"## in short\nHow many of the paper's claims hold on this data, by Recall@1 and by NMI.\n\n{table}\n"
 
 
-def _claims(experiment: str, dataset: str, found: Found, quick: bool) -> dict[str, str]:
+def _claims(experiment: str, dataset: str, found: Found, quick: bool) -> Claims:
     """What the paper says and whether that holds; nothing before there are the rows for it."""
     module = find(experiment)
     missing = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick)).keys() - found.arms.keys()
@@ -157,13 +184,16 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     missing = len(arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))) - len(found.arms)
     claims = f"Not yet compared: {missing} rows are still to be run.\n\n" if missing else ""
     if judged := _claims(experiment, dataset, found, quick):
-        listed = "".join(f"- {claim}: {verdict}\n" for claim, verdict in judged.items())
-        claims += f"What the paper says of it, here:\n\n{listed}\n"
+        measures = list(dict.fromkeys(measure for verdicts in judged.values() for measure in verdicts))
+        rows = tuple(
+            (claim, *(verdicts.get(measure, "-") for measure in measures)) for claim, verdicts in judged.items()
+        )
+        claims += Table(("the paper says", *measures), rows).to_markdown() + "\n"
     picture = protocol_file(Path("results"), experiment, dataset, protocol).with_suffix(".png")
     return (
         f"### {experiment} on {dataset}{PROTOCOLS[protocol]}\n"
         + f"{SETTINGS[dataset].about}.\n\n"
-        + module.table(found, dataset).to_markdown()
+        + full_table(experiment, found, dataset, results).to_markdown()
         + _footnotes(_remarks(module, found))
         + (_chosen(experiment, dataset, found, results, quick) if protocol == "fair" else "")
         + f"\n![{experiment} on {dataset}](../{picture})\n\n"
