@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from proxygml.losses.at_once import fit_at_once
 from pytorch_metric_learning import losses as pml
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,6 @@ from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import ProxyGMLLoss
 from proxygml.losses import proxygml as equations
 from proxygml.losses import rooms
-from proxygml.losses.at_once import fit_at_once
 
 MOST_GIGABYTES = 4.0  # that the dense equations may take
 

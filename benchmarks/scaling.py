@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks import million_images
 from benchmarks.measuring import load, save, spread
-from proxygml import RowAdam, ShardedProxyGMLLoss
+from proxygml import ProxyGMLSettings, RowAdam, ShardedProxyGMLLoss
 from proxygml.experiments.tables import Table
 
 BATCH, DIMENSION, LINKS = 64, 128, 1000
@@ -38,9 +38,8 @@ def work(rank: int, processes: int, classes: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=processes)
     torch.manual_seed(0)
     before = megabytes()
-    loss = ShardedProxyGMLLoss(
-        classes, DIMENSION, proxies_per_class=1, links=LINKS, proxy_weight=0.0, sparse_gradient=True
-    )
+    settings = ProxyGMLSettings(proxies_per_class=1, links=LINKS, proxy_weight=0.0, sparse_gradient=True)
+    loss = ShardedProxyGMLLoss(classes, DIMENSION, settings)
     network = nn.parallel.DistributedDataParallel(nn.Linear(DIMENSION, DIMENSION, bias=False))
     optimizer = RowAdam([*network.parameters(), *loss.parameters()], lr=1e-3, fused=True)
     times, sent = [], 0

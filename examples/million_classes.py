@@ -13,6 +13,7 @@ import math
 import os
 import resource
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml import ProxyGMLLoss, RowAdam, ShardedProxyGMLLoss
+from proxygml import ProxyGMLLoss, ProxyGMLSettings, RowAdam, ShardedProxyGMLLoss
 from proxygml.evaluation import evaluate
 
 TELLING, LOUD = 48, 208  # directions of an item that tell classes apart, and that do not
@@ -66,14 +67,16 @@ def main() -> None:
     processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     torch.manual_seed(0)
     items, network = Items(), nn.Linear(FEATURES, 128, bias=False)
-    settings = {"proxies_per_class": 1, "links": options.links, "proxy_weight": 0.0, "scale": 16.0}
+    settings = ProxyGMLSettings(
+        proxies_per_class=1, links=options.links, proxy_weight=0.0, scale=16.0, sparse_gradient=True
+    )
     if processes > 1:
         dist.init_process_group("gloo")
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
-        loss = ShardedProxyGMLLoss(options.classes, 128, sparse_gradient=True, **settings)
+        loss = ShardedProxyGMLLoss(options.classes, 128, settings)
         first, trained = loss.first_class, nn.parallel.DistributedDataParallel(network)
     else:
-        loss = ProxyGMLLoss(options.classes, 128, sparse_gradient=True, **settings)
+        loss = ProxyGMLLoss(options.classes, 128, **asdict(settings))
         first, trained = 0, network
     with torch.no_grad():  # each class begins at one of its items: with so many, most are seen only once or twice
         for part in torch.arange(first, first + len(loss.proxies)).split(2**14):

@@ -7,16 +7,28 @@ from proxygml.version import __version__
 
 if TYPE_CHECKING:
     from proxygml.estimator import ProxyGMLEmbedding
-    from proxygml.losses.proxygml import ProxyGMLLoss
-    from proxygml.losses.sharded import ShardedProxyGMLLoss
+    from proxygml.losses.proxygml.definition import proxygml_loss
+    from proxygml.losses.proxygml.module import ProxyGMLLoss
+    from proxygml.losses.proxygml.settings import ProxyGMLSettings
+    from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss
     from proxygml.optimizers import RowAdam
 
-__all__ = ["ProxyGMLEmbedding", "ProxyGMLLoss", "RowAdam", "ShardedProxyGMLLoss", "__version__"]
+__all__ = [
+    "ProxyGMLEmbedding",
+    "ProxyGMLLoss",
+    "ProxyGMLSettings",
+    "RowAdam",
+    "ShardedProxyGMLLoss",
+    "__version__",
+    "proxygml_loss",
+]
 _HOMES = {
     "ProxyGMLEmbedding": "estimator",
-    "ProxyGMLLoss": "losses.proxygml",
+    "ProxyGMLLoss": "losses.proxygml.module",
+    "ProxyGMLSettings": "losses.proxygml.settings",
     "RowAdam": "optimizers",
-    "ShardedProxyGMLLoss": "losses.sharded",
+    "ShardedProxyGMLLoss": "losses.proxygml.sharded",
+    "proxygml_loss": "losses.proxygml.definition",
 }
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.proxygml import ProxyGMLLoss
+from proxygml.losses.proxygml.module import ProxyGMLLoss
 
 PROXY_LEARNING_RATE = 1e-2  # proxies have unit length
 FEWEST_STEPS = 16  # in an epoch: batches of few samples are smaller

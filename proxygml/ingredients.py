@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -27,15 +27,12 @@ from proxygml.files import one_line
 from proxygml.gathering import same_everywhere
 from proxygml.images import Augmentation, Crops, FeatureCrops
 from proxygml.launching import LostOthersError, start_copies
-from proxygml.losses.sharded import ShardedProxyGMLLoss, first_proxies
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optimizers import RowAdam
 from proxygml.recipes import Recipe, parse_settings
 
 Network = backbones.Embedder | CascadedEmbedder
-OWN_SETTINGS = (  # of the paper's loss, which the recipe spells out
-    *("proxies_per_class", "ratio", "links", "proxy_weight"),
-    *("positive_mask", "literal_mask", "mask_softmax", "scale", "sparse_gradient", "proxy_rows"),
-)
 MOST_CHECKED, SAMPLE = 100_000, 2_000  # images that are all decoded before training; of more, as many as this
 
 
@@ -225,16 +222,21 @@ def load_pretrained(model: Network, recipe: Recipe) -> str:
     )
 
 
+def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
+    """The part of a recipe that is the loss's own."""
+    return ProxyGMLSettings(**{one.name: getattr(recipe, one.name) for one in fields(ProxyGMLSettings)})
+
+
 def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
     """The loss, for so many classes."""
-    settings = {name: getattr(recipe, name) for name in OWN_SETTINGS} if recipe.loss == "proxygml" else {}
-    settings |= parse_settings(recipe.loss_settings)
+    settings = proxygml_settings(recipe)
     if recipe.shard and dist.is_initialized():
-        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, seed=recipe.seed, **settings)
-    loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, settings)
+        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, settings, seed=recipe.seed)
+    own = asdict(settings) if recipe.loss == "proxygml" else {}
+    loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own | parse_settings(recipe.loss_settings))
     if recipe.shard:  # one process begins as several do
         proxies = cast(nn.Parameter, loss.proxies)
-        proxies.data = first_proxies(proxies.shape, 0, num_classes, recipe.seed)
+        proxies.data = initial_proxies(proxies.shape, 0, num_classes, recipe.seed)
     return loss
 
 

@@ -18,7 +18,7 @@ from proxygml.datasets import ImageList
 from proxygml.gathering import gather_rows, sum_over_processes
 from proxygml.images import Crops, FeatureCrops
 from proxygml.loading import loaded
-from proxygml.losses.proxygml import choose_links
+from proxygml.losses.proxygml.settings import choose_links
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from proxygml.files import parse_json
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(ProxyGMLSettings):
     """Every setting of a run. Defaults are the paper's, where it has one."""
 
     dataset: str = "glyphs"
@@ -70,30 +71,10 @@ class Recipe:
     """The loss to train with: see `proxygml losses`."""
     loss_settings: tuple[str, ...] = ()
     """Settings of another loss than proxygml, by its own names: alpha=2 beta=40."""
-    proxies_per_class: int = 12
-    """N."""
-    ratio: float = 0.05
-    """r: each sample is linked to this share of all proxies."""
     start_ratio: float | None = None
     """Not in the paper: r in the first epoch, from which it falls geometrically to `ratio` in the last."""
-    links: int | None = None
-    """k itself, instead of a ratio."""
-    proxy_weight: float = 0.3
-    """Lambda, the weight of the proxy regulariser."""
-    positive_mask: bool = True
-    """S^pos: link all proxies of the sample's own class first."""
-    literal_mask: bool = False
-    """Rank with the +1 that Eq. 3 writes, which does not always put positives first."""
-    mask_softmax: bool = True
-    """M: leave classes without a link out of the softmax."""
-    scale: float = 1.0
-    """Multiplies the scores in the softmax over samples; 1 in the paper."""
-    sparse_gradient: bool = False
-    """Update linked proxies only, faster with very many classes; for adam and a proxy_weight of 0."""
     shard: bool = False
-    """Spread the classes of proxygml over the processes, each of which then keeps the proxies of its own."""
-    proxy_rows: int | None = None
-    """Classify so many proxies, drawn at random, in the regulariser; None: all."""
+    """Spread the classes of proxygml over the processes: each keeps the proxies of its own."""
 
     epochs: int = 50
     """How often every training image is seen."""
@@ -176,12 +157,11 @@ class Recipe:
             raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
         parse_settings(self.loss_settings)
         rates = ("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor")
-        for name in (*rates, "ratio", "start_ratio", "scale", "cache_gigabytes", "timeout"):
+        for name in (*rates, "start_ratio", "cache_gigabytes", "timeout"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} above 0, got {getattr(self, name)}")
-        for name in ("weight_decay", "proxy_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"expected weight_decay of at least 0, got {self.weight_decay}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
         if not 0 <= self.held_out < 1:

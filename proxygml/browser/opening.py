@@ -15,7 +15,6 @@ from proxygml.browser.space import Proxies, Space
 from proxygml.datasets import ImageList, open_image
 from proxygml.embeddings import Embeddings
 from proxygml.images import Crops
-from proxygml.losses.proxygml import ProxyGMLLoss
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
@@ -130,11 +129,8 @@ def _proxies(run: Run, recipe: Recipe, both: tuple[ImageList, ImageList] | None,
         trained = np.array([int(name) for name in ingredients.hold_out(numbered, recipe.held_out)[0].class_names])
         if len(trained) == len(vectors):  # with images left out, classes may be others
             classes, names = trained, tuple(train_images.class_names[number] for number in trained)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of settings that link no negatives, it was warned in training
-        loss = cast(ProxyGMLLoss, ingredients.build_loss(recipe.changed({"shard": False}), len(vectors)))
     labels = classes if split == "train" and both is not None else np.full(len(vectors), -1)
-    return Proxies(vectors, names, labels, loss.links, loss.positive_bonus, loss.scale)
+    return Proxies(vectors, names, labels, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
 
 
 def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Image.Image]:

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from proxygml.embeddings import Embeddings
-from proxygml.losses.proxygml import propagate
-from proxygml.losses.subgraphs import link
+from proxygml.losses.proxygml.chunked import link, propagate
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from proxygml import ingredients, training
 from proxygml.datasets import ImageList
 from proxygml.experiments.found import Claims, Found
 from proxygml.experiments.tables import Table
-from proxygml.losses.proxygml import ProxyGMLLoss
-from proxygml.losses.subgraphs import link
+from proxygml.losses.proxygml.chunked import link
+from proxygml.losses.proxygml.module import ProxyGMLLoss
 from proxygml.recipes import Recipe
 
 IN_THE_PAPER = "Figure 3"
@@ -50,7 +50,9 @@ def subgraph(model: nn.Module, loss: ProxyGMLLoss, recipe: Recipe, images: Image
     """
     image, label = ingredients.test_crops(recipe, images)[SAMPLE]
     sample = F.normalize(model.eval()(torch.from_numpy(image)[None]), dim=-1)  # (1, D)
-    linked = link(sample, loss.proxies, torch.tensor([label]), loss.links, loss.positive_bonus).linked  # (1, k)
+    linked = link(
+        sample, loss.proxies, torch.tensor([label]), loss.links, loss.settings.positive_bonus
+    ).linked  # (1, k)
     chosen = F.normalize(loss.proxies.flatten(0, 1)[linked[0]], dim=-1)  # (k, D)
     cosines = (chosen @ sample[0]).clamp(-1, 1)  # (k,)
     aside = chosen - cosines[:, None] * sample  # (k, D)

@@ -34,7 +34,7 @@ class Method:
 
 
 METHODS = {
-    "proxygml": Method("proxygml.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
+    "proxygml": Method("proxygml.module.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
     "semihard": Method(
         "baselines.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
         doubt="the library takes all semi-hard triplets; the quoted row is said to be TensorFlow's (variant nearest)",
@@ -128,5 +128,5 @@ def defaults(name: str) -> dict[str, object]:
 
 
 def _maker(name: str) -> "Callable[..., nn.Module]":
-    module, _, maker = find(name).maker.partition(".")
+    module, _, maker = find(name).maker.rpartition(".")
     return getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)

@@ -19,7 +19,7 @@ from proxygml.losses.interface import (
     highest_precision,
     require_not_negative,
     require_whole,
-    tamed,
+    rescaled,
     without_autocast,
 )
 
@@ -56,7 +56,7 @@ class DAMLRRMLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         with without_autocast(embeddings.device.type):
-            samples = F.normalize(tamed(embeddings.to(highest_precision(embeddings))), dim=1)  # (B, D)
+            samples = F.normalize(rescaled(embeddings.to(highest_precision(embeddings))), dim=1)  # (B, D)
             fixed = samples.detach()
             apart = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)
             one, other = spanning_trees(apart, labels)  # (E,), (E,)

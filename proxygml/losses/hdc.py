@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole, tamed, without_autocast
+from proxygml.losses.interface import checked_labels, highest_precision, require_whole, rescaled, without_autocast
 
 NEGATIVE_WEIGHT = 10.0
 
@@ -63,7 +63,7 @@ class HDCLoss(nn.Module):
         precision = highest_precision(embeddings)
         with without_autocast(embeddings.device.type):
             parts = embeddings.to(precision).tensor_split(len(self.ratios), dim=1)  # (B, about D / heads) each
-            samples = [F.normalize(tamed(part), dim=-1) for part in parts]
+            samples = [F.normalize(rescaled(part), dim=-1) for part in parts]
             apart = [(part[first] - part[second]).square().sum(dim=-1) for part in samples]  # (P,) each, 0 where equal
             distances = torch.stack(apart)  # (heads, P)
             hinges = F.relu(1 - distances)  # (heads, P)

@@ -27,7 +27,7 @@ from proxygml.losses.interface import (
     highest_precision,
     require_not_negative,
     require_whole,
-    tamed,
+    rescaled,
     without_autocast,
 )
 
@@ -89,7 +89,7 @@ class HTLLoss(nn.Module):
         labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
         precision = highest_precision(embeddings)
         with without_autocast(embeddings.device.type):
-            samples = F.normalize(tamed(embeddings.to(precision)), dim=-1)  # (B, D)
+            samples = F.normalize(rescaled(embeddings.to(precision)), dim=-1)  # (B, D)
             distances = 2 - 2 * samples @ samples.T  # (B, B), squared
             same = labels[:, None] == labels  # (B, B)
             margins = self.margins(labels, precision)  # (B, B): anchors, negatives
@@ -137,7 +137,7 @@ def class_statistics(embeddings: Tensor, labels: Tensor, num_classes: int) -> tu
             f"expected images of all {num_classes} classes, got none of {len(missing)} of them, first class "
             f"{missing[0]}: give num_classes as the number of classes that have training images"
         )
-    samples = F.normalize(tamed(embeddings.to(highest_precision(embeddings))), dim=-1)  # (M, D)
+    samples = F.normalize(rescaled(embeddings.to(highest_precision(embeddings))), dim=-1)  # (M, D)
     means = samples.new_zeros(num_classes, samples.shape[1]).index_add_(0, labels, samples)  # (C, D), sums so far
     means /= counts[:, None]
     distances = (means @ means.T).mul_(-2).add_(2).clamp_(0, 4).fill_diagonal_(0)  # d = 2 - 2 mu_p mu_q

@@ -42,7 +42,7 @@ class LibraryLoss(nn.Module):
             check_lengths(embeddings)
         precision = highest_precision(embeddings, *self.loss.parameters())
         with without_autocast(embeddings.device.type):
-            embeddings = tamed(embeddings.to(precision)) if self.directions else embeddings.to(precision)
+            embeddings = rescaled(embeddings.to(precision)) if self.directions else embeddings.to(precision)
             parameters = {name: parameter.to(precision) for name, parameter in self.loss.named_parameters()}
             mined = () if self.miner is None else (self.miner(embeddings, labels),)
             return torch.func.functional_call(self.loss, parameters, (embeddings, labels, *mined))
@@ -62,7 +62,7 @@ def highest_precision(*tensors: Tensor) -> torch.dtype:
     return precision
 
 
-def tamed(vectors: Tensor) -> Tensor:
+def rescaled(vectors: Tensor) -> Tensor:
     """The same directions (..., D), with lengths that can be squared: each vector divided by some power of 2.
 
     That loses no digit. Where numbers are above 1e19 or below 1e-12, F.normalize alone would give zeros or what is too
@@ -111,6 +111,46 @@ def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> float:
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
     return length
+
+
+class BatchCheck:
+    """Checks the values of batches: each at once on a CPU; elsewhere every 20 batches, so that no step waits for it."""
+
+    EVERY = 20
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.extremes: Tensor | None = None  # lowest and -highest label, -rows that are not finite; since the last read
+
+    def __call__(self, embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Embeddings with norms that can be squared, and labels; an error where values cannot be right.
+
+        Until a wrong label is reported, it counts as the nearest right one.
+        """
+        if embeddings.device.type == "cpu":
+            norm = check_values(embeddings, labels, num_classes)
+            return (rescaled(embeddings) if math.isinf(norm) else embeddings), labels
+        self.look_at(embeddings, labels, num_classes)
+        return rescaled(embeddings), labels.clamp(0, num_classes - 1)
+
+    def look_at(self, embeddings: Tensor, labels: Tensor, num_classes: int) -> None:
+        """Keep the extremes of a batch where it lies; after every 20 batches, read them."""
+        lowest, highest = labels.aminmax()
+        broken = (~embeddings.detach().isfinite()).any(dim=1).sum()
+        extremes = torch.stack([lowest, -highest, -broken])
+        self.extremes = extremes if self.extremes is None else torch.minimum(self.extremes, extremes)
+        self.batches += 1
+        if self.batches % self.EVERY:
+            return
+        lowest, highest, broken = self.extremes.tolist()
+        self.extremes = None
+        if broken:
+            raise ValueError(f"expected finite embeddings, got NaN or infinity in one of the last {self.EVERY} batches")
+        if lowest < 0 or -highest >= num_classes:
+            raise ValueError(
+                f"expected labels in 0..{num_classes - 1}, got {lowest}..{-highest} in the last {self.EVERY} batches: "
+                "number the classes from 0"
+            )
 
 
 def check_lengths(embeddings: Tensor) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from proxygml.losses import METHODS
-from proxygml.losses.interface import tamed
+from proxygml.losses.interface import rescaled
 from tests.losses.test_every_loss import CASES, Case, made, outcome, over, overlapping_classes
 
 WITH_LENGTHS = ("clustering", "proxygml")  # the first counts lengths, the second has its own test
@@ -51,7 +51,7 @@ def test_tamed_vectors_keep_their_direction_to_the_last_digit(dtype: torch.dtype
     most = torch.finfo(dtype)
     vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=dtype)
     lengths = torch.tensor([1, most.max / 8, most.tiny * 8, most.tiny / 64, 1e-12, 0], dtype=dtype)[:, None]
-    found = tamed(vectors * lengths)
+    found = rescaled(vectors * lengths)
     unit = torch.nn.functional.normalize(found, dim=1)
     assert found.abs().max() <= 4
     assert torch.equal(unit[5], torch.zeros(5, dtype=dtype))
@@ -62,5 +62,5 @@ def test_tamed_vectors_keep_their_direction_to_the_last_digit(dtype: torch.dtype
 def test_an_ordinary_vector_is_normalised_to_the_same_bits() -> None:
     vectors: Tensor = torch.randn(100, 32, generator=torch.Generator().manual_seed(0)) * 3
     assert torch.equal(
-        torch.nn.functional.normalize(tamed(vectors), dim=1), torch.nn.functional.normalize(vectors, dim=1)
+        torch.nn.functional.normalize(rescaled(vectors), dim=1), torch.nn.functional.normalize(vectors, dim=1)
     )

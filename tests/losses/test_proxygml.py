@@ -17,11 +17,11 @@ from torch import Tensor
 
 from benchmarks.measuring import allocations
 from proxygml import ProxyGMLLoss
-from proxygml.losses import nearest, subgraphs
-from proxygml.losses import proxygml as equations
-from proxygml.losses.at_once import fit_at_once
-from proxygml.losses.proxygml import ABOVE_ANY_COSINE, NO_POSITIVE_LINK, choose_links
-from proxygml.losses.subgraphs import classify_proxies, link
+from proxygml.losses.proxygml import chunked, topk
+from proxygml.losses.proxygml.chunked import link, regularizer
+from proxygml.losses.proxygml.definition import NO_POSITIVE_LINK
+from proxygml.losses.proxygml.fused import fits_fused
+from proxygml.losses.proxygml.settings import ABOVE_ANY_COSINE, choose_links
 from tests.losses import oracle
 from tests.losses.test_every_loss import value_and_gradients
 
@@ -63,27 +63,27 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-PATHS = {  # which of the ways through at_once.py, nearest.py and subgraphs.py are taken
-    "at once, gradients by matrix products": {"FEW_LINKS": 0},
-    "at once, gradients by sums over links": {"FEW_LINKS": 1},
-    "gradients by matrix products": {"FEW_LINKS": 0, "NUMBERS": 6},
-    "gradients by sums over links": {"FEW_LINKS": 1},
-    "proxies in parts": {"NUMBERS": 6, "HELD": 9, "FEW_LINKS": 1},
-    "proxies in parts and blocks": {"HELD": 20, "BLOCKS": (2,)},
-    "proxies in parts and tiles": {"HELD": 200, "NUMBERS": 60, "BLOCKS": (4, 2)},
-    "rows of a sparse gradient": {"NUMBERS": 6},
+PATHS = {  # implementation, and constants that send it through each of its branches
+    "definition": ("definition", {}),
+    "fused, gradients by matrix products": ("fused", {"SPARSE_LINKS": 0}),
+    "fused, gradients by sums over links": ("fused", {"SPARSE_LINKS": 1}),
+    "chunked, gradients by matrix products": ("chunked", {"SPARSE_LINKS": 0, "PROXY_ELEMENTS": 6}),
+    "chunked, gradients by sums over links": ("chunked", {"SPARSE_LINKS": 1}),
+    "chunks": ("chunked", {"PROXY_ELEMENTS": 6, "CHUNK_ELEMENTS": 9, "SPARSE_LINKS": 1}),
+    "chunks and blocks": ("chunked", {"CHUNK_ELEMENTS": 20, "BLOCKS": (2,)}),
+    "chunks and tiles": ("chunked", {"CHUNK_ELEMENTS": 200, "PROXY_ELEMENTS": 60, "BLOCKS": (4, 2)}),
+    "sparse gradient": ("chunked", {"PROXY_ELEMENTS": 6}),
 }
 
 
 @contextmanager
-def taking(path: str) -> Iterator[None]:
+def taking(path: str, loss: ProxyGMLLoss) -> Iterator[None]:
     """In which a loss takes one of the PATHS."""
+    loss.implementation, constants = PATHS[path]
     with ExitStack() as changed:
-        for name, number in PATHS[path].items():
-            module = subgraphs if name == "FEW_LINKS" else nearest
+        for name, number in constants.items():
+            module = chunked if name == "SPARSE_LINKS" else topk
             changed.enter_context(unittest.mock.patch.object(module, name, number))
-        if not path.startswith("at once"):
-            changed.enter_context(unittest.mock.patch.object(equations, "fit_at_once", return_value=False))
         yield
 
 
@@ -107,7 +107,7 @@ def test_proxies_are_solved_at_once_where_they_are_few_or_regularised_and_fit_in
     fits: bool, classes: int, batch: int, options: dict
 ) -> None:
     loss = ProxyGMLLoss(classes, 4, **options)
-    assert fit_at_once(batch, loss.proxies, loss) == fits
+    assert fits_fused(batch, loss.proxies, loss.settings) == fits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -147,7 +147,7 @@ def test_value_and_gradients_equal_the_papers_equations_on_every_path(
         scale=problem["softmax_scale"],
     )
     assume(gap > 1e-5)  # a tie is decided by neither
-    with taking(path):
+    with taking(path, loss):
         value, *gradients = value_and_gradients(loss, embeddings, problem["labels"])
     gradients = [gradient.to_dense() for gradient in gradients]
     # Gradients scale with the inverse length of what is normalised, so they are compared at unit length.
@@ -227,7 +227,7 @@ def test_without_the_mask_samples_opposite_to_all_proxies_have_a_finite_loss(pat
     loss = loss_with(
         proxies, ratio=1, mask_softmax=False, proxy_weight=0, scale=scale, sparse_gradient="sparse" in path
     )
-    with taking(path):
+    with taking(path, loss):
         value, *gradients = value_and_gradients(loss, embeddings, labels)
     unit = torch.nn.functional.normalize(proxies.double(), dim=-1).sum(dim=1)  # (C, D)
     scores = scale * torch.nn.functional.normalize(embeddings.double()) @ unit.T
@@ -276,7 +276,7 @@ class TestTheCasesDoneByHand:
     def test_without_the_positive_mask_one_link_goes_to_the_wrong_class(self) -> None:
         loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False, mask_softmax=False)
         assert loss(self.SAMPLE, self.LABEL).item() == pytest.approx(math.log(1 + math.exp(0.8)), abs=1e-12)
-        assert loss.last_terms.unlinked_share.item() == 1
+        assert loss.last_terms.unlinked_fraction.item() == 1
 
     def test_a_sample_without_a_positive_link_costs_a_constant_and_gives_no_gradient(self) -> None:
         loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False)
@@ -451,7 +451,7 @@ class TestASettingThatLinksNoNegatives:
             assert ProxyGMLLoss(98, 4, ratio=ratio).links == 13
 
     def test_one_class_is_told_that_no_ratio_helps(self) -> None:
-        with pytest.warns(UserWarning, match="one class leaves nothing to tell apart"):
+        with pytest.warns(UserWarning, match="with one class there is nothing to separate"):
             ProxyGMLLoss(1, 4, ratio=1)
 
     def test_is_not_warned_about_where_positives_do_not_come_first(self) -> None:
@@ -475,7 +475,7 @@ def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
     torch.testing.assert_close(value.detach(), terms.sample_loss + 0.7 * terms.proxy_loss)
     assert not terms.sample_loss.requires_grad
     assert not terms.proxy_loss.requires_grad
-    assert terms.unlinked_share.item() == 0
+    assert terms.unlinked_fraction.item() == 0
     without = ProxyGMLLoss(10, 6, proxies_per_class=3, ratio=0.5, proxy_weight=0)
     without(torch.randn(4, 6), torch.arange(4))
     assert without.last_terms.proxy_loss is None
@@ -494,8 +494,8 @@ def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
 ) -> None:
     count = round(share * width)
     values = torch.randint(levels, (rows, width)).float()
-    with unittest.mock.patch.multiple(nearest, BLOCKS=(8, 4, 2)):
-        found, ranks = nearest._largest(in_tiles(values, columns), count)
+    with unittest.mock.patch.multiple(topk, BLOCKS=(8, 4, 2)):
+        found, ranks = topk._largest(in_tiles(values, columns), count)
     assert found.shape == (rows, count)
     assert all(len(set(row)) == count for row in found.tolist())
     assert torch.equal(values.gather(1, found), ranks)
@@ -523,8 +523,8 @@ def test_what_is_larger_than_an_edge_is_among_the_columns_found(
     values = torch.rand(rows, width)
     edge = share * torch.rand(rows, 1)
     tiles = in_tiles(values, columns)
-    with unittest.mock.patch.object(nearest, "BLOCKS", (size,)):
-        found, ranks = nearest._larger(tiles, edge)
+    with unittest.mock.patch.object(topk, "BLOCKS", (size,)):
+        found, ranks = topk._larger(tiles, edge)
     filled = tiles.permute(1, 0, 2).flatten(1)
     assert torch.equal(filled.gather(1, found), ranks)
     for row, columns_found in enumerate(found.tolist()):
@@ -538,7 +538,7 @@ def test_few_classified_proxies_give_value_and_gradient_of_all_on_average(monkey
 
     def classified(sampled: int | None) -> tuple[Tensor, Tensor]:
         gradient = torch.zeros_like(proxies)
-        return classify_proxies(proxies, inverse_lengths, sampled, gradient=gradient), gradient
+        return regularizer(proxies, inverse_lengths, sampled, gradient=gradient), gradient
 
     drawn = []
     for pair in ([0, 3], [5, 1], [2, 4]):  # every proxy once
@@ -585,9 +585,13 @@ def test_a_step_with_many_classes_takes_no_memory_of_the_size_of_the_similaritie
     samples, labels = torch.randn(batch, dimension, requires_grad=True), torch.arange(batch)
     changes = allocations(lambda: loss(samples, labels).backward())
     similarities, gradient = 4 * batch * classes, 4 * classes * dimension
-    assert 4 * nearest.HELD == max(changes) < similarities  # one part of the similarities, and nothing else as large
+    assert (
+        4 * topk.CHUNK_ELEMENTS == max(changes) < similarities
+    )  # one part of the similarities, and nothing else as large
     rows = 4 * batch * links * dimension if sparse else gradient
-    assert sorted(changes)[-2] <= max(rows, nearest.HELD)  # the gradient, and a mask of that part with a byte for each
+    assert sorted(changes)[-2] <= max(
+        rows, topk.CHUNK_ELEMENTS
+    )  # the gradient, and a mask of that part with a byte for each
 
 
 def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> None:
@@ -626,8 +630,9 @@ def test_embeddings_whose_squares_are_too_large_count_by_their_directions(factor
     torch.testing.assert_close(huge_gradient.double() * factor, gradient.double(), rtol=1e-3, atol=1e-6)
 
 
-def test_second_derivatives_are_refused() -> None:
-    loss = loss_with(torch.randn(5, 2, 4), links=4)
+@pytest.mark.parametrize("options", [{"sparse_gradient": True, "proxy_weight": 0}, {"proxy_rows": 4}])
+def test_sparse_or_sampled_loss_has_no_second_derivatives(options: dict) -> None:
+    loss = loss_with(torch.randn(5, 2, 4), links=4, **options)
     embeddings = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(loss(embeddings, torch.tensor([0, 1, 4])), embeddings, create_graph=True)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from proxygml import ProxyGMLLoss
 from proxygml.gathering import gather_rows
-from proxygml.losses.sharded import ShardedProxyGMLLoss, first_of_all, first_proxies
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, distributed_topk, initial_proxies
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
 SIZES = (1, 2, 3, 4)
@@ -46,8 +47,8 @@ def proxies_of(case: int) -> Tensor:
 
 
 def sharded(case: int, precision: torch.dtype, group: dist.ProcessGroup | None) -> ShardedProxyGMLLoss:
-    settings = {"proxies_per_class": PER_CLASS, "group": group, **OPTIONS[case]}
-    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, **settings).to(precision)
+    settings = ProxyGMLSettings(proxies_per_class=PER_CLASS, **OPTIONS[case])
+    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, settings, group=group).to(precision)
     with torch.no_grad():
         loss.proxies.copy_(proxies_of(case)[loss.first_class :][: len(loss.proxies)])
     return loss
@@ -94,13 +95,13 @@ def work_in_group(rank: int, size: int, group: dist.ProcessGroup | None) -> dict
     found["trained"] = loss.proxies.detach()
     for case in range(30):
         ranks = whole_ranks(case).tensor_split(size, dim=1)[rank]
-        found["chosen"].append(first_of_all(ranks, 1 + case % 12, group))
+        found["chosen"].append(distributed_topk(ranks, 1 + case % 12, group))
     found["equal"] = linked_among_equals(rank, group)
     rows = torch.arange(2 * rank, dtype=torch.float64)[:, None].requires_grad_()  # none of rank 0
     gathered = gather_rows(rows, group, shared=True)
     (gathered * (rank + 1)).sum().backward()
     found["gathered"], found["of rows"] = gathered.detach(), rows.grad
-    started = ShardedProxyGMLLoss(3000, 2, proxies_per_class=2, seed=7, links=50, group=group)
+    started = ShardedProxyGMLLoss(3000, 2, ProxyGMLSettings(proxies_per_class=2, links=50), seed=7, group=group)
     found["started"] = started.proxies.detach()
     found["refused"] = refusal(lambda: ShardedProxyGMLLoss(CLASSES + (rank == size - 1), DIMENSION, group=group))
     loss, last = ShardedProxyGMLLoss(CLASSES, DIMENSION, group=group), rank == size - 1
@@ -113,8 +114,8 @@ def work_in_group(rank: int, size: int, group: dist.ProcessGroup | None) -> dict
 
 def linked_among_equals(rank: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """The loss of one sample of each process, to which all proxies are equally near, and which of those here it has."""
-    settings = {"proxies_per_class": PER_CLASS, "links": 8, "proxy_weight": 0.0, "sparse_gradient": True}
-    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, **settings, group=group)
+    settings = ProxyGMLSettings(proxies_per_class=PER_CLASS, links=8, proxy_weight=0.0, sparse_gradient=True)
+    loss = ShardedProxyGMLLoss(CLASSES, DIMENSION, settings, group=group)
     nn.init.ones_(loss.proxies)
     value = loss(torch.eye(DIMENSION)[rank : rank + 1], torch.tensor([CLASSES - 1 - rank]))
     value.backward()
@@ -211,7 +212,7 @@ def test_the_largest_of_all_are_found_together_and_of_equal_ones_the_first(found
         assert torch.equal(torch.cat([process["chosen"][case] for process in found], dim=1), expected)
 
 
-def test_of_proxies_that_are_equally_near_the_first_of_all_are_linked_and_no_more_than_k(found: list[dict]) -> None:
+def test_of_proxies_that_are_equally_near_the_distributed_topk_are_linked_and_no_more_than_k(found: list[dict]) -> None:
     own = {place for rank in range(len(found)) for place in range(3 * (10 - rank), 3 * (11 - rank))}
     assert set(torch.cat([process["equal"][1] for process in found]).tolist()) == own | {0, 1, 2, 3, 4}
     link = 1 / math.sqrt(DIMENSION)  # three links to the own class, three to the first one, two to the second
@@ -230,7 +231,7 @@ def test_rows_are_gathered_by_rank_and_their_gradients_come_back_to_their_owners
 
 def test_classes_start_with_the_same_proxies_however_many_processes_hold_them(found: list[dict]) -> None:
     started = torch.cat([process["started"] for process in found])
-    assert torch.equal(started, first_proxies(torch.Size((3000, 2, 2)), 0, 3000, seed=7))
+    assert torch.equal(started, initial_proxies(torch.Size((3000, 2, 2)), 0, 3000, seed=7))
     assert len(started.flatten().unique()) > 11_000  # blocks of classes do not repeat each other
     assert started.abs().max() <= 1 / math.sqrt(6000)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 LARGE = 2**20  # bytes; from about here on memory often comes from the system and goes back to it in every step
 
 
-class Room:
+class BufferPool:
     """Memory that is lent again once nothing holds what it was lent for, such as a gradient after zero_grad().
 
     On a GPU torch does so itself.
@@ -35,6 +35,6 @@ class Room:
         weakref.finalize(lent, self._spare.append, memory).atexit = False
         return torch.frombuffer(lent, dtype=like.dtype).view(rows, width)
 
-    def __reduce__(self) -> tuple[type["Room"], tuple[()]]:
+    def __reduce__(self) -> tuple[type["BufferPool"], tuple[()]]:
         """Of a copied or pickled loss the room is empty."""
-        return Room, ()
+        return BufferPool, ()

@@ -1,13 +1,15 @@
-"""The ProxyGML loss with its classes spread over processes, each of which holds the proxies of some of them.
+"""The ProxyGML loss with its classes spread over processes: each holds the proxies of some of them.
 
-Every process gathers the embeddings of all, and compares them with its own proxies. Three things are then found
-together, with messages whose size depends on the batch alone: which links rank among the first k of all proxies, the
-softmax over all classes that links reach, and the regulariser, for which the sums of classes go round.
+Every process gathers the embeddings of all, and compares them with its own proxies. Three collectives follow, with
+messages whose size depends on the batch alone: a distributed top-k over all proxies, the softmax over all active
+classes, and the regularizer, for which the sums of classes are broadcast in turn.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.gathering import gather_rows, same_everywhere
-from proxygml.losses.interface import check_values, checked_shapes, highest_precision, tamed, without_autocast
-from proxygml.losses.nearest import at_a_time, parts
-from proxygml.losses.proxygml import Equations, ProxyGMLLoss, Terms
-from proxygml.losses.rooms import Room
-from proxygml.losses.subgraphs import straighten
+from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precision, require_whole, without_autocast
+from proxygml.losses.proxygml.buffers import BufferPool
+from proxygml.losses.proxygml.chunked import chunked
+from proxygml.losses.proxygml.gradients import Terms, project_to_tangent
+from proxygml.losses.proxygml.module import ProxyGMLFunction, warn_without_negatives
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.topk import chunk_elements, chunks
 
-CLASSES_TOGETHER = 1024  # are started from one seed, so that they are the same however many processes there are
+CLASSES_PER_SEED = 1024  # so that proxies start the same however many processes there are
 
 
 class ShardedProxyGMLLoss(nn.Module):
@@ -30,56 +34,33 @@ class ShardedProxyGMLLoss(nn.Module):
     Value and gradients are those of `ProxyGMLLoss` with the batches of all processes as one. `num_classes` and labels
     are of all classes; the parameter `proxies` (classes here, N, D) has the contiguous range from `first_class` on.
     Embeddings must come from a network in DistributedDataParallel, which takes the mean over processes; the proxies
-    must not, since each process has its own. `seed` starts the proxies; all else is as in `ProxyGMLLoss`. A process may
-    have no embeddings in a batch, but has to take part in it.
+    must not, since each process has its own. `seed` starts the proxies. A process may have no embeddings in a batch,
+    but has to take part in it.
     """
 
     def __init__(
         self,
         num_classes: int,
         embedding_dim: int,
+        settings: ProxyGMLSettings = ProxyGMLSettings(),  # noqa: B008  # it is frozen
         *,
-        proxies_per_class: int = 12,
-        ratio: float = 0.05,
-        links: int | None = None,
-        proxy_weight: float = 0.3,
-        positive_mask: bool = True,
-        mask_softmax: bool = True,
-        literal_mask: bool = False,
-        scale: float = 1.0,
-        sparse_gradient: bool = False,
-        proxy_rows: int | None = None,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise ValueError("expected several processes: start them with torchrun, or use ProxyGMLLoss in one")
-        settings: dict[str, Any] = {
-            "num_classes": num_classes,
-            "embedding_dim": embedding_dim,
-            "proxies_per_class": proxies_per_class,
-            "ratio": ratio,
-            "links": links,
-            "proxy_weight": proxy_weight,
-            "positive_mask": positive_mask,
-            "mask_softmax": mask_softmax,
-            "literal_mask": literal_mask,
-            "scale": scale,
-            "sparse_gradient": sparse_gradient,
-            "proxy_rows": proxy_rows,
-        }
-        same_everywhere(settings | {"seed": seed}, group)
-        with torch.device("meta"):  # its checks and what it makes of its settings, without its memory
-            plain = ProxyGMLLoss(**settings)
-        self.num_classes, self.links, self.positive_bonus = num_classes, plain.links, plain.positive_bonus
-        self.mask_softmax, self.scale, self.proxy_weight = mask_softmax, scale, proxy_weight
-        self.sparse_gradient, self.proxy_rows = sparse_gradient, proxy_rows
-        self.group = group
+        require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
+        shared = {"num_classes": num_classes, "embedding_dim": embedding_dim, "seed": seed}
+        same_everywhere(shared | asdict(settings), group)
+        warn_without_negatives(num_classes, settings)
+        self.num_classes, self.settings, self.group = num_classes, settings, group
+        self.links = settings.links_for(num_classes)
         self.first_class, last = class_range(num_classes, dist.get_rank(group), dist.get_world_size(group))
-        self.proxies = nn.Parameter(first_proxies(plain.proxies.shape, self.first_class, last, seed))
+        shape = torch.Size([num_classes, settings.proxies_per_class, embedding_dim])
+        self.proxies = nn.Parameter(initial_proxies(shape, self.first_class, last, seed))
         self.last_terms: Terms | None = None
-        self.gradient_room = Room()
+        self.gradient_pool, self.check = BufferPool(), BatchCheck()
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of the batches of all processes, the same on each."""
@@ -88,12 +69,20 @@ class ShardedProxyGMLLoss(nn.Module):
         with without_autocast(embeddings.device.type):
             embeddings = gather_rows(embeddings.to(precision), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True)  # (B,)
-            length = check_values(embeddings, labels, self.num_classes)  # on all alike, so that none waits for another
-            embeddings = tamed(embeddings) if math.isinf(length) else embeddings
+            embeddings, labels = self.check(embeddings, labels, self.num_classes)  # alike on all: none is left waiting
             labels = labels - self.first_class  # 0 for the first class here
-            together = _Processes(self.links, self.num_classes, self.group)
+            collectives = ProcessCollectives(self.links, self.num_classes, self.group)
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
-            return Equations.apply(embeddings, proxies.to(precision), labels, self, together)
+            compute = partial(
+                chunked,
+                settings=self.settings,
+                links=self.links,
+                pool=self.gradient_pool,
+                collectives=collectives,
+                all_classes=self.num_classes,
+            )
+            loss, self.last_terms = ProxyGMLFunction.call(compute, embeddings, proxies.to(precision), labels)
+            return loss
 
     def extra_repr(self) -> str:
         return f"classes {self.first_class} to {self.first_class + len(self.proxies) - 1} of {self.num_classes}"
@@ -107,21 +96,21 @@ def class_range(num_classes: int, rank: int, size: int) -> tuple[int, int]:
     return rank * most, min((rank + 1) * most, num_classes)
 
 
-def first_proxies(shape: torch.Size, first: int, last: int, seed: int) -> Tensor:
-    """The proxies that classes first to last - 1 of all (C, N, D) start with, whoever holds them."""
+def initial_proxies(shape: torch.Size, first: int, last: int, seed: int) -> Tensor:
+    """The first proxies of classes first to last - 1 of all (C, N, D), the same on any number of processes."""
     classes, per_class, dimension = shape
     bound = 1 / math.sqrt(classes * per_class)
     proxies = torch.empty(last - first, per_class, dimension)
-    for start in range(first - first % CLASSES_TOGETHER, last, CLASSES_TOGETHER):
+    for start in range(first - first % CLASSES_PER_SEED, last, CLASSES_PER_SEED):
         generator = torch.Generator().manual_seed(seed * 2**32 + start)
-        together = torch.empty(min(CLASSES_TOGETHER, classes - start), per_class, dimension)
+        together = torch.empty(min(CLASSES_PER_SEED, classes - start), per_class, dimension)
         together.uniform_(-bound, bound, generator=generator)
         wanted = slice(max(first, start), min(last, start + len(together)))
         proxies[wanted.start - first : wanted.stop - first] = together[wanted.start - start : wanted.stop - start]
     return proxies
 
 
-def first_of_all(ranks: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
+def distributed_topk(ranks: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
     """Which of the ranks (B, candidates) are among the `count` largest of their row on all processes: (B, candidates).
 
     The smallest of these is found byte by byte, from the counts of each value of a byte on all processes: as many
@@ -156,75 +145,75 @@ def _ordered(values: Tensor) -> tuple[Tensor, int]:
     return (keys ^ ((keys >> (bits - 1)) & torch.iinfo(whole).max)).long(), bits  # of negative numbers all but the sign
 
 
-class _Processes(NamedTuple):
-    """`Together` of the processes of a group."""
+class ProcessCollectives(NamedTuple):
+    """The collectives of a process group."""
 
     links: int
     num_classes: int
     group: dist.ProcessGroup | None
 
-    def among_all(self, ranks: Tensor) -> Tensor:
-        return first_of_all(ranks, self.links, self.group)
+    def topk_mask(self, ranks: Tensor) -> Tensor:
+        return distributed_topk(ranks, self.links, self.group)
 
-    def highest(self, values: Tensor) -> Tensor:
+    def max(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, dist.ReduceOp.MAX, self.group)
         return values
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         dist.all_reduce(values, group=self.group)
         return values
 
-    def classify_proxies(
-        self, proxies: Tensor, inverse_lengths: Tensor, sampled: int | None, weight: float, gradient: Tensor | None
+    def regularizer(
+        self, proxies: Tensor, inverse_norms: Tensor, sampled: int | None, weight: float, gradient: Tensor | None
     ) -> Tensor:
-        """`classify_proxies` of the proxies here; the sums of classes (C, D) come from their owners, one after another.
+        """`chunked.regularizer` of the proxies here; the sums of classes (C, D) are broadcast by their owners in turn.
 
-        Once for the softmax of each proxy over all classes, once more for the gradients, which go back to the owners.
+        Once for the softmax of each proxy over all classes, once more for the gradients, reduced to their owners.
         """
         classes, per_class, _ = proxies.shape
         rank, everyone = dist.get_rank(self.group), self.num_classes * per_class
         vectors = proxies.flatten(0, 1)  # (proxies here, D)
-        sums = torch.bmm(inverse_lengths.view(classes, 1, per_class), proxies)[:, 0]  # (classes here, D)
+        sums = torch.bmm(inverse_norms.view(classes, 1, per_class), proxies)[:, 0]  # (classes here, D)
         drawn = torch.arange(len(vectors), device=vectors.device)
-        if sampled is not None and sampled < everyone:  # of each process its share
+        if sampled is not None and sampled < everyone:  # of each process its part
             few = max(1, round(sampled * len(vectors) / everyone))
             drawn = torch.randperm(len(vectors), device=vectors.device)[:few]
-        share = weight * len(vectors) / (everyone * len(drawn))
-        unit = vectors[drawn] * inverse_lengths[drawn, None]  # (drawn, D)
+        factor = weight * len(vectors) / (everyone * len(drawn))
+        unit = vectors[drawn] * inverse_norms[drawn, None]  # (drawn, D)
         own = drawn // per_class  # (drawn,)
 
         highest = unit.new_full((len(drawn),), -math.inf)
         total, own_score = torch.zeros_like(highest), torch.zeros_like(highest)  # (drawn,)
-        rows = parts(len(drawn), max(1, at_a_time(unit) // classes))
+        rows = chunks(len(drawn), max(1, chunk_elements(unit) // classes))
         for owner, theirs in self._in_turn(sums):
-            for part in rows:
-                scores = unit[part] @ theirs.T  # (rows, classes there)
-                above = torch.maximum(highest[part], scores.amax(1))
-                total[part] *= (highest[part] - above).exp()
-                total[part] += (scores - above[:, None]).exp().sum(1)
-                highest[part] = above
+            for chunk in rows:
+                scores = unit[chunk] @ theirs.T  # (rows, classes there)
+                above = torch.maximum(highest[chunk], scores.amax(1))
+                total[chunk] *= (highest[chunk] - above).exp()
+                total[chunk] += (scores - above[:, None]).exp().sum(1)
+                highest[chunk] = above
                 if owner == rank:
-                    own_score[part] = scores.gather(1, own[part, None])[:, 0]
+                    own_score[chunk] = scores.gather(1, own[chunk, None])[:, 0]
         log_total = highest + total.log()  # (drawn,)
-        loss = self.total(share * (log_total - own_score).sum())
+        loss = self.sum(factor * (log_total - own_score).sum())
         if gradient is None:
             return loss
 
         rows_gradient, sum_gradient = gradient.flatten(0, 1), torch.zeros_like(sums)
         for owner, theirs in self._in_turn(sums):
             back = torch.zeros_like(theirs)  # (classes there, D)
-            for part in rows:
-                error = (unit[part] @ theirs.T - log_total[part, None]).exp_()  # (rows, classes there): P^p - Y^p
+            for chunk in rows:
+                error = (unit[chunk] @ theirs.T - log_total[chunk, None]).exp_()  # (rows, classes there): P^p - Y^p
                 if owner == rank:
-                    error.scatter_add_(1, own[part, None], error.new_full((len(error), 1), -1))
-                error *= share
-                rows_gradient.index_add_(0, drawn[part], error @ theirs * inverse_lengths[drawn[part], None])
-                back += error.T @ unit[part]
+                    error.scatter_add_(1, own[chunk, None], error.new_full((len(error), 1), -1))
+                error *= factor
+                rows_gradient.index_add_(0, drawn[chunk], error @ theirs * inverse_norms[drawn[chunk], None])
+                back += error.T @ unit[chunk]
             dist.reduce(back, group=self.group, group_dst=owner)
             if owner == rank:
                 sum_gradient = back
-        gradient.addcmul_(sum_gradient[:, None], inverse_lengths.view(classes, per_class, 1))
-        straighten(rows_gradient, vectors, inverse_lengths)
+        gradient.addcmul_(sum_gradient[:, None], inverse_norms.view(classes, per_class, 1))
+        project_to_tangent(rows_gradient, vectors, inverse_norms)
         return loss
 
     def _in_turn(self, sums: Tensor) -> Iterator[tuple[int, Tensor]]:
