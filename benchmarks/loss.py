@@ -1,9 +1,8 @@
-"""Forward and backward of the loss beside its dense form, its peers and the matrix products it cannot avoid.
+"""Forward and backward of the loss beside its definition, its peers and the matrix products it cannot avoid.
 
     python -m benchmarks.loss [--quick] [--only 0 2]
 
-Cases in which the dense equations cannot run here say what memory they would take. Writes results/bench/loss.json, of
-which `python -m benchmarks.report` makes docs/performance.md.
+Writes results/bench/loss.json; `python -m benchmarks.report` makes docs/performance.md of it.
 """
 
 import argparse
@@ -16,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from proxygml.losses.at_once import fit_at_once
 from pytorch_metric_learning import losses as pml
 from rich.console import Console
 from rich.table import Table
@@ -24,10 +22,8 @@ from torch import Tensor
 
 from benchmarks.measuring import peak_megabytes, save, take_turns
 from proxygml import ProxyGMLLoss
-from proxygml.losses import proxygml as equations
-from proxygml.losses import rooms
-
-MOST_GIGABYTES = 4.0  # that the dense equations may take
+from proxygml.losses.proxygml import buffers
+from proxygml.losses.proxygml.fused import fits_fused
 
 
 class Case(NamedTuple):
@@ -35,8 +31,8 @@ class Case(NamedTuple):
     per_class: int
     dimension: int
     batch: int
-    links: float  # a share of all proxies, or from 1 on their number
-    weight: float  # of the regulariser
+    links: float  # a fraction of all proxies, or from 1 on their number
+    weight: float  # of the regularizer
     threads: int | None = None  # as many as there are
 
 
@@ -55,33 +51,10 @@ BY_CLASSES["C = 1,000,000"] = Case(1_000_000, 1, 128, 32, 5000, 0.0)
 BY_BATCH = {f"B = {batch}": Case(11318, 1, 512, batch, 0.05, 0.0) for batch in (8, 32, 128, 512)}
 
 
-def dense_equations(proxies: Tensor, samples: Tensor, labels: Tensor, links: int, weight: float) -> Tensor:
-    """The loss as the paper writes it: one-hot Y^p, full masks, and S^p with (CN)^2 entries."""
-    classes, per_class, _ = proxies.shape
-    proxies = F.normalize(proxies.flatten(0, 1), dim=-1)  # (CN, D)
-    own_class = torch.arange(classes, device=proxies.device).repeat_interleave(per_class)
-    proxy_labels = F.one_hot(own_class).to(proxies.dtype)  # (CN, C)
-    similarity = F.normalize(samples, dim=-1) @ proxies.T  # (B, CN)
-    positive = F.one_hot(labels, classes).to(proxies.dtype) @ proxy_labels.T  # (B, CN)
-    chosen = torch.zeros_like(similarity).scatter_(1, (similarity + 4 * positive).topk(links).indices, 1)
-    scores = (similarity * chosen) @ proxy_labels  # (B, C)
-    exponents = scores.exp() * (scores != 0)
-    loss = -((exponents / exponents.sum(1, keepdim=True)).gather(1, labels[:, None]) + 1e-20).log().mean()
-    if weight:
-        loss = loss + weight * F.cross_entropy(proxies @ proxies.T @ proxy_labels, own_class)
-    return loss
-
-
-def dense_gigabytes(case: Case) -> float:
-    """Y^p as integers and as numbers, and S^p where it is needed; each with a gradient or a copy."""
-    total = case.classes * case.per_class
-    return (total * case.classes * 12 + (8 * total**2 if case.weight else 0)) / 2**30
-
-
 def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[], None]]:
     """One forward and backward pass of each, by name; gradients are fresh in each, as after zero_grad().
 
-    For the plots, the fastest peer has to do, and the dense equations where they take no gigabyte.
+    The plots show the fastest peer only.
     """
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,21 +73,21 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 
     ours = ProxyGMLLoss(case.classes, case.dimension, **settings).to(device)
     calls = {"proxygml": step(lambda: ours(samples, labels), ours.proxies)}
-    if all_of_them and fit_at_once(case.batch, ours.proxies, ours):
 
-        def in_parts() -> Tensor:
-            with patch.object(equations, "fit_at_once", return_value=False):
-                return ours(samples, labels)
+    def like_ours(**options: object) -> ProxyGMLLoss:
+        """With the same proxies; only the way to the gradient differs."""
+        loss = ProxyGMLLoss(case.classes, case.dimension, **settings, **options).to(device)
+        loss.proxies = ours.proxies
+        return loss
 
-        calls["proxygml, in parts"] = step(in_parts, ours.proxies)
+    others = {"definition": {"implementation": "definition"}}
+    if all_of_them and fits_fused(case.batch, ours.proxies, ours.settings):
+        others["proxygml, chunked"] = {"implementation": "chunked"}
     if not case.weight:
-        sparse = ProxyGMLLoss(case.classes, case.dimension, sparse_gradient=True, **settings).to(device)
-        sparse.proxies = ours.proxies  # the same: only the form of its gradient differs
-        calls["proxygml, sparse gradient"] = step(lambda: sparse(samples, labels), ours.proxies)
-    if dense_gigabytes(case) <= (MOST_GIGABYTES if all_of_them else 1):
-        calls["dense equations"] = step(
-            lambda: dense_equations(ours.proxies, samples, labels, ours.links, case.weight), ours.proxies
-        )
+        others["proxygml, sparse gradient"] = {"sparse_gradient": True}
+    for name, options in others.items():
+        loss = like_ours(**options)
+        calls[name] = step(lambda loss=loss: loss(samples, labels), ours.proxies)
     peers: dict[str, Callable[[], torch.nn.Module]] = {
         "ArcFace (PML)": lambda: pml.ArcFaceLoss(case.classes, case.dimension),
     }
@@ -138,10 +111,10 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
     proxy_gradient = torch.ones(case.classes * case.per_class, case.classes, device=device) if case.weight else None
 
     @torch.no_grad()
-    def products(*, normalised: bool) -> None:
-        """Unit proxies, or their lengths alone, and the products that make scores and gradients; nothing else."""
+    def products(*, normalized: bool) -> None:
+        """Unit proxies, or their norms alone, and the products that make scores and gradients; nothing else."""
         proxies = ours.proxies.flatten(0, 1)
-        if normalised:
+        if normalized:
             proxies = F.normalize(proxies, dim=1)
         else:
             torch.linalg.vector_norm(proxies, dim=1)
@@ -154,8 +127,8 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
             proxy_gradient.T @ proxies
 
     return calls | {
-        "normalisation and products": partial(products, normalised=True),
-        "lengths and products": partial(products, normalised=False),
+        "normalization and products": partial(products, normalized=True),
+        "norms and products": partial(products, normalized=False),
     }
 
 
@@ -166,16 +139,12 @@ def measure(case: Case, seconds: float, least: int = 3, *, all_of_them: bool = T
     torch.set_num_threads(case.threads or threads)
     found = take_turns(calls, seconds, least)
     torch.set_num_threads(threads)
-    with patch.object(rooms, "LARGE", math.inf):  # all gradients in memory of torch's, which counts its own alone
+    with patch.object(buffers, "LARGE", math.inf):  # all gradients in memory of torch's, which counts its own alone
         for name, call in calls.items():
             found[name]["mb"] = round(peak_megabytes(call), 2)
     del calls
     gc.collect()
-    return {
-        "case": case._asdict(),
-        "contenders": found,
-        "dense_gigabytes": round(dense_gigabytes(case), 1),
-    }
+    return {"case": case._asdict(), "contenders": found}
 
 
 def show(title: str, found: dict) -> None:
@@ -194,8 +163,6 @@ def show(title: str, found: dict) -> None:
             f"{entry['mb'] / ours['mb']:.2f}",
         )
     Console().print(table)
-    if "dense equations" not in contenders:
-        Console().print(f"the dense equations would take {found['dense_gigabytes']:,.0f} GB", style="dim")
     Console().print()
 
 

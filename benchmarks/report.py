@@ -14,79 +14,67 @@ from proxygml.evaluation import clustering
 from proxygml.experiments.tables import Table
 from proxygml.files import written_whole
 from proxygml.index import finder
-from proxygml.losses import at_once, nearest
+from proxygml.losses.proxygml import fused, topk
 
 PAGE = Path("docs/performance.md")
-OURS, SPARSE, PARTS, DENSE = "proxygml", "proxygml, sparse gradient", "proxygml, in parts", "dense equations"
-LIMITS = ("normalisation and products", "lengths and products")
+OURS, SPARSE, CHUNKED, DEFINITION = "proxygml", "proxygml, sparse gradient", "proxygml, chunked", "definition"
+LIMITS = ("normalization and products", "norms and products")
 TEXT = """# Performance
 
-Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures again, but for Search
-and The page, which have commands of their own; Evaluation and A training step it measures in small, and their commands
-without `--quick` as here. Contenders take turns in one process; times are medians, and only their ratios are meant to
-travel: the JSON files have the quartiles. A turn is up to {calls} calls, until these take {turn:.0f} ms; the first of
-several does not count, and the others are as in a loop of their own.
+Written by `python -m benchmarks.report` from `results/bench`; do not edit. `make bench` measures again, except Search
+and The page, which have commands of their own; it runs Evaluation and A training step in their `--quick` form.
+Contenders take turns in one process. Times are medians; trust their ratios, not the milliseconds. A turn is up to
+{calls} calls or
+{turn:.0f} ms; the first call of a turn does not count.
 {machine}
 
 ## The loss
-Forward and backward of a batch. "Dense" is the loss as the paper writes it, with one-hot matrices that are made
-anew in every call, full masks and a (CN)^2 regulariser; "peer" the fastest loss of pytorch-metric-learning that has as
-many proxies of the same dimension, of ArcFace and Proxy-Anchor with one for each class, SoftTriple and sub-center
-ArcFace with N (here {peers}); none of them has a regulariser like L^p. "Limit" is the proxies' normalisation and the
-dense products that make scores and gradients, nothing else, which sums over few links go below; "stricter limit" the
-same with the lengths of proxies alone, since no normalised copy of them need be made. Where there are two figures the
-second is with `sparse_gradient=True`.
+Forward and backward of a batch.
+
+- "definition" is [`proxygml_loss`](../proxygml/losses/proxygml/definition.py) under autograd.
+- "peer" is the fastest loss of pytorch-metric-learning with as many proxies of the same dimension (here {peers}). None
+  has a regularizer like L^p.
+- "limit" is the normalization of the proxies and the dense matrix products of forward and backward, nothing else. Sums
+  over few links go below it. "stricter limit" takes only the norms of the proxies instead of normalizing them.
+- The second figure in a cell is with `sparse_gradient=True`.
 
 {loss}
-Ratios are medians of those of each round, since the pace of a machine changes, and with a sparse gradient quotients of
-two such. Of Cars with a batch of 32, half of the rounds have {of_limit_low:.2f} to {of_limit_high:.2f} of the limit's
-time; of SOP, the peer takes {of_peer_low:.1f} to {of_peer_high:.1f} times as long.
-
-Memory is the most that a step takes above parameters, by torch's account. The first call of a turn finds the caches
-full of what another contender left: of Cars with a batch of 32 it takes {first:.2f} of the limit's first, the dense
-equations {first_dense:.1f} times and the peer {first_peer:.2f} times as long.
+Each ratio is the median over rounds of the ratio within the round, because the speed of a machine changes. For Cars
+with a batch of 32, half of the rounds lie between {of_limit_low:.2f} and {of_limit_high:.2f} times the limit; for SOP
+the peer takes {of_peer_low:.1f} to {of_peer_high:.1f} times as long. Memory is the peak above parameters, as torch
+counts it. With cold caches (the first call of a turn), Cars with a batch of 32 takes {first:.2f} times the limit, the
+definition
+{first_definition:.1f} times and the peer {first_peer:.2f} times as long as ours.
 
 ![cost against the number of classes](../results/bench/classes.png)
 ![cost against the batch](../results/bench/batch.png)
 
 ### How
-- **At once: fewer than {few_proxies:,} proxies, or with L^p up to {most_of_a_class} of a class,** whose similarities,
-  with those of the sums of classes, fit into the memory of a part ([`at_once.py`](../proxygml/losses/at_once.py)). The
-  number of operations counts here, more than their size: samples and sums of classes are multiplied together, three
-  products in all, and the two matrices there are, of similarities and of their gradients, are whole. Cars with a batch
-  of 32 takes {in_parts:.2f} times as long in parts. By hand, D = 512: with L^p at once is faster up to that memory;
-  without it, and 2,000 proxies or a batch of 180, parts are.
-- **Parts** from there on ([`subgraphs.py`](../proxygml/losses/subgraphs.py), with
-  [`nearest.py`](../proxygml/losses/nearest.py)), for sparse gradients and for classes on several processes.
-  Similarities are made {held:,} at a time and only the k largest of each row go on, so that no matrix of size B x CN
-  exists beyond that, unless more than a tenth is linked. Later parts look only for what is nearer than the farthest
-  link so far.
-- **Tiles** there too: the product of 32 samples and all proxies is made of products with some
-  hundred proxies each (`bmm`), sixteen at a time, while these are in the cache, beside their lengths.
-- **Choosing in two rounds** there, where a row has at least 16 times as many entries as k: the maxima of blocks of 16,
-  8 or 4 first, which have the same place in as many tiles, then the winning blocks. Exact: a block that holds one of
-  the k largest has one of the k largest maxima.
-- **Gradients over links.** Where a sample is linked to up to a tenth of the proxies, gradients are sums over links
-  (`embedding_bag`), otherwise matrix products; at once, those of proxies are products always. Nothing normalised is
-  kept: products are scaled by 1 / length instead.
-- **The same memory in every step.** A gradient of a megabyte or more (but for sums over links with L^p, in parts) lies
-  in memory that the loss lends, and again once `zero_grad()` has let go of it
-  ([`rooms.py`](../proxygml/losses/rooms.py)): fresh memory is mapped page by page, which takes longer than filling it.
-  The column MB counts it as torch's own.
-- **The regulariser** goes through sums of classes and makes its gradient on the way forward, part by part. Its cost is
-  that of three products of CN x C x D. `proxy_rows=1000` classifies a thousand proxies drawn at random instead of all:
-  unbiased, and the only way for very many.
+- **Fused** ([`fused.py`](../proxygml/losses/proxygml/fused.py)) serves fewer than {few_proxies:,} proxies, or with L^p
+  up to {most_of_a_class} per class, if their similarities fit into one chunk. Here the number of operations matters
+  more than their size: samples and class sums are multiplied together, three products in all. Cars with a batch of 32
+  takes {chunked:.2f} times as long in chunks.
+- **Chunked** ([`chunked.py`](../proxygml/losses/proxygml/chunked.py),
+  [`topk.py`](../proxygml/losses/proxygml/topk.py)) serves everything else, sparse gradients and sharded classes. It
+  computes {held:,} similarities at a time and keeps the k largest of each row, so no (B, CN) matrix exists unless more
+  than a tenth is linked.
+- **Tiles.** The product of 32 samples and all proxies is a `bmm` with some hundred proxies each, sixteen at a time,
+  while these are in the cache together with their norms.
+- **Block-wise top-k** where a row has at least 16 times as many entries as k: first the maxima of blocks of 16, 8 or 4,
+  then the winning blocks. It is exact: a block with one of the k largest entries has one of the k largest maxima.
+- **Gradients over links.** If a sample is linked to at most a tenth of the proxies, gradients are sums over links
+  (`embedding_bag`), otherwise matrix products. Products are scaled by 1 / norm instead of normalizing the proxies.
+- **Reused memory** ([`buffers.py`](../proxygml/losses/proxygml/buffers.py)). Gradients of a megabyte or more lie in
+  memory that is used again after `zero_grad()`; mapping fresh memory takes longer than filling it.
+- **The regularizer** works on class sums and computes its gradient in the forward pass. It costs three products of
+  CN x C x D. `proxy_rows=1000` classifies a random thousand of the proxies: unbiased, and the only way for very many.
 - **`sparse_gradient=True`** returns the gradient of linked proxies only, for `RowAdam`.
 
 ### What did not pay
-Tried by hand, here or before the first line was written: `kthvalue` and CSR products; counting with `sum()` of a mask,
-which takes 8 bytes for each entry; blocks of 32 and 64; class sums and row products by `einsum` instead of `bmm` and
-`sum`; rows by `vectors[rows]` instead of `index_select`. Larger and smaller tiles are slower, and so are larger parts;
-the transposed product gains less than turning its result costs. At once: `softmax` or `exp` for Eq. 10, where `exp2`
-takes half the time; choosing in two rounds; taking off what lies along a proxy from its finished gradient; products in
-batches or along parts of their inner axis, which gain a fiftieth with two threads and lose a twentieth with one;
-inference mode, a fiftieth. oneDNN multiplies a tenth faster than MKL here, but torch offers it for float32 under a
-private name only. What is left of a small step is the number of its operations, not its products.
+Tried by hand: `kthvalue`; CSR products; counting with `sum()` of a mask; blocks of 32 and 64; `einsum` for class sums;
+`vectors[rows]` instead of `index_select`; other tile and chunk sizes; the transposed product. In fused.py: `softmax`
+or `exp` for Eq. 10 (`exp2` takes half the time); block-wise top-k; products in batches; inference mode. oneDNN
+multiplies a tenth faster than MKL here, but torch offers it for float32 only under a private name.
 
 ## The optimizer
 A step on the proxies alone, and the memory it takes above weights and moments. `RowAdam` equals Adam where every row is
@@ -143,15 +131,16 @@ def loss_table(cases: dict) -> Table:
             ratios = [contender[key] / one[key] for one in (ours, sparse) if one is not None]
             return " / ".join(f"{ratio:.1f}" for ratio in ratios)
 
-        dense = both(entries[DENSE], "times") if DENSE in entries else f"would take {found['dense_gigabytes']:,.0f} GB"
         limits = [
             " / ".join(f"{one['times'] / entries[limit]['times']:.2f}" for one in (ours, sparse) if one is not None)
             for limit in LIMITS
         ]
         times = " / ".join(f"{one['ms']:.1f}" for one in (ours, sparse) if one is not None)
         memory = " / ".join(f"{one['mb']:.1f}" for one in (ours, sparse) if one is not None)
-        rows.append((name, times, dense, both(peer, "times"), *limits, memory, both(peer, "mb")))
-    columns = ("case (with sparse gradient)", "ms", "dense: times slower", "peer: times slower")
+        rows.append(
+            (name, times, both(entries[DEFINITION], "times"), both(peer, "times"), *limits, memory, both(peer, "mb"))
+        )
+    columns = ("case (with sparse gradient)", "ms", "definition: times slower", "peer: times slower")
     return Table((*columns, "times the limit", "times the stricter", "MB", "peer: times more"), tuple(rows))
 
 
@@ -240,9 +229,9 @@ def page() -> str:
     return TEXT.format(
         machine=f"Here: {made_by['machine']}, {loss['threads']} threads, torch {made_by['torch']}.",
         peers=", ".join(peers),
-        held=nearest.HELD,
-        few_proxies=at_once.FEW,
-        most_of_a_class=at_once.MOST_OF_A_CLASS,
+        held=topk.CHUNK_ELEMENTS,
+        few_proxies=fused.MAX_PROXIES,
+        most_of_a_class=fused.MAX_PER_CLASS,
         turn=TURN,
         calls=CALLS,
         of_limit_low=1 / small[LIMITS[0]]["times_high"],
@@ -251,8 +240,8 @@ def page() -> str:
         first_peer=small[best_peer(small)]["first"] / small[OURS]["first"],
         of_peer_low=sop[best_peer(sop)]["times_low"],
         of_peer_high=sop[best_peer(sop)]["times_high"],
-        first_dense=small[DENSE]["first"] / small[OURS]["first"],
-        in_parts=small[PARTS]["times"],
+        first_definition=small[DEFINITION]["first"] / small[OURS]["first"],
+        chunked=small[CHUNKED]["times"],
         loss=loss_table(loss["cases"]).to_markdown(),
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
         images=evaluation["images"],

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
     ("command", "shown"),
     [
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
-        ("loss --quick --only 0", ["dense equations", "SoftTriple (PML)", "lengths and products"]),
+        ("loss --quick --only 0", ["definition", "SoftTriple (PML)", "norms and products"]),
         (
             "evaluation --quick --dry --threads 1",
             ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them alone"],

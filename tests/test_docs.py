@@ -97,14 +97,6 @@ def test_the_notebook_runs_and_holds_no_outputs(tmp_path: Path) -> None:
     assert found.startswith("Hit(path=")
 
 
-def test_the_lines_that_explain_the_loss_are_lines_of_the_package() -> None:
-    files = [ROOT / "proxygml" / "losses" / name for name in ("proxygml.py", "at_once.py")]
-    lines = {line.strip() for file in files for line in file.read_text().splitlines()}
-    shown = [line.strip() for block in blocks(ROOT / "docs" / "loss.md", "py") for line in block.splitlines()]
-    assert shown
-    assert not [line for line in shown if line not in lines], "docs/loss.md shows lines that have changed"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
