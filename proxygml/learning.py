@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from proxygml.gathering import gather_rows, sum_over_processes
 from proxygml.images import Crops, FeatureCrops
 from proxygml.loading import loaded
 from proxygml.losses.proxygml.settings import choose_links
+from proxygml.monitor import StepMonitor, are_finite, terms_of
 from proxygml.recipes import Recipe
 from proxygml.shards import load_shards, save_shards
-
-MOST_SKIPPED = 20  # steps in a row whose gradient is not finite: there is no way on
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
@@ -95,45 +94,44 @@ class Learner:
             self.loss.links = narrowed_links(recipe, len(self.images.class_names), epoch)  # type: ignore[assignment]
 
         batches = ingredients.draw_batches(recipe, self.images.labels, self.loss, epoch)
-        sums: dict[str, float] = {}
-        skipped = 0
+        monitor = StepMonitor(self.fabric.device, in_a_row=self.skipped)
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
             self.place = f"epoch {epoch + 1}, step {step + 1}"
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
             for group in optimizer.param_groups:
                 group["lr"] = group["base_rate"] * factor
-            value = self._loss_of(images.to(self.fabric.device), labels.to(self.fabric.device))
-            if not math.isfinite(value.item()):
-                raise ValueError(f"the loss became {value.item()} in epoch {epoch + 1}: lower learning_rate")
+            device = self.fabric.device
+            value = self._loss_of(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
             optimizer.zero_grad()
             self.fabric.backward(value)
             finite = self._gradient_is_finite()
-            skipped += not finite
-            self.skipped = 0 if finite else self.skipped + 1
-            if self.skipped == MOST_SKIPPED:
-                raise ValueError(
-                    f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to step {step + 1} of epoch "
-                    f"{epoch + 1}: lower learning_rate"
-                )
-            if finite or recipe.precision == "16-mixed":  # where torch skips it by itself, and lowers its scale
-                optimizer.step()
-            for name, term in _terms(self.loss, value):
-                sums[name] = sums.get(name, 0.0) + term * len(batches[step])
-            progress(epoch * len(batches) + step + 1, recipe.epochs * len(batches), value.item())
-        seen = sum(map(len, batches))
-        means = {name: total / seen for name, total in sums.items()}
-        rates = {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
-        return means | rates | ({"skipped_steps": skipped} if skipped else {})
+            self._step(finite)
+            try:
+                monitor.add(terms_of(self.loss, value), finite, len(batches[step]))
+            except ValueError as error:
+                raise ValueError(f"{self.place}: {error}") from error
+            progress(epoch * len(batches) + step + 1, recipe.epochs * len(batches), monitor.value)
+        means, self.skipped = monitor.means(), monitor.in_a_row
+        return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
-    def _gradient_is_finite(self) -> bool:
+    def _step(self, finite: Tensor) -> None:
+        """A step of the optimizer, unless the gradient is not finite; a fused one finds that out on its device."""
+        inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # what Fabric has wrapped
+        if self.recipe.precision == "16-mixed":  # GradScaler skips such a step, and lowers its scale
+            self.optimizer.step()
+        elif inner.defaults.get("fused") and not self.recipe.sparse_gradient:
+            inner.found_inf = (~finite).float()
+            self.optimizer.step()
+        elif finite:
+            self.optimizer.step()
+
+    def _gradient_is_finite(self) -> Tensor:
         """Whether no gradient of any process has NaN or infinity in it."""
         gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        values = [each._values() if each.is_sparse else each for each in gradients]
-        largest = [torch.linalg.vector_norm(each, math.inf) for each in values if each.numel()]  # NaN, if any is
-        finite = torch.stack([each.isfinite() for each in largest]).all()
-        if self.fabric.world_size > 1:  # of proxies that are spread each process knows its own alone
+        finite = are_finite(gradients)
+        if self.fabric.world_size > 1:  # each process knows only its own sharded proxies
             finite = sum_over_processes((~finite).float()) == 0
-        return bool(finite)
+        return finite
 
     def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
@@ -156,6 +154,7 @@ class Learner:
             batch_sampler=parts,  # type: ignore[arg-type]  # arrays do as well as lists
             num_workers=self.recipe.workers,
             collate_fn=collate,
+            pin_memory=self.fabric.device.type == "cuda",
         )
         return loaded(loader)
 
@@ -212,12 +211,3 @@ def _keep_statistics(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
-
-
-def _terms(loss: nn.Module, value: Tensor) -> Iterator[tuple[str, float]]:
-    """The loss and, where it tells them, its parts, for the log."""
-    yield "loss", value.item()
-    terms = getattr(loss, "last_terms", None)
-    for name, term in terms._asdict().items() if terms is not None else ():
-        if term is not None:
-            yield name, term.item()

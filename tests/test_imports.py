@@ -40,7 +40,8 @@ MAY_IMPORT = {
         *("recipes", "datasets", "images", "cache", "backbones", "losses", "optimizers", "sampling", "launching"),
     },
     "judging": {"recipes", "datasets", "images", "evaluation", "embeddings", "ingredients"},
-    "learning": {"recipes", "datasets", "images", "backbones", "losses", "shards", "ingredients"},
+    "learning": {"recipes", "datasets", "images", "backbones", "losses", "monitor", "shards", "ingredients"},
+    "monitor": set(),
     "features": {"recipes", "datasets", "images", "ingredients"},
     "sessions": {
         *("features", "recipes", "datasets", "cache", "evaluation", "pictures", "runs", "launching"),

@@ -18,7 +18,7 @@ import torch
 from lightning_fabric import seed_everything
 from PIL import Image
 
-from proxygml import ingredients, judging, learning, training
+from proxygml import ingredients, judging, monitor, training
 from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
@@ -71,7 +71,7 @@ def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
     expected = {"recipe.json", "log.jsonl", "last.pt", "previous.pt", "best.pt", "scores.json"}
     assert names == expected | {".lock", "curves.png", "retrieval.png", "map.png"}
     for entry in trained_run.log:
-        assert {"epoch", "loss", "sample_loss", "proxy_loss", "unlinked_share", "held_out"} <= entry.keys()
+        assert {"epoch", "loss", "sample_loss", "proxy_loss", "unlinked_fraction", "held_out"} <= entry.keys()
         assert {"learning_rate_trunk", "learning_rate_head", "learning_rate_proxies"} <= entry.keys()
         assert {"images_per_second", "seconds", "peak_memory_mb"} <= entry.keys()
         assert entry["loss"] == pytest.approx(entry["sample_loss"] + 0.3 * entry["proxy_loss"], rel=1e-5)
@@ -496,6 +496,6 @@ def test_a_run_of_nothing_but_nan_ends_with_a_clear_line(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned_loss(monkeypatch, lambda step: step > 1)
-    monkeypatch.setattr(learning, "MOST_SKIPPED", 3)
-    with pytest.raises(ValueError, match="not finite in 3 steps in a row, up to step 4 of epoch 1: lower"):
+    monkeypatch.setattr(monitor, "MAX_SKIPPED", 3)
+    with pytest.raises(ValueError, match="epoch 1, step 4: the gradient was not finite in 3 steps in a row: lower"):
         train(tiny, tmp_path / "run")
