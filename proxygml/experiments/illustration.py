@@ -1,14 +1,17 @@
-"""One sample and the proxies it is linked to, before and after training."""
+"""One sample, the proxies it is linked to and what they say of its class, before and after training."""
 
 import math
 from pathlib import Path
+from textwrap import shorten
 from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import nn
+from matplotlib.patches import Rectangle
+from torch import Tensor, nn
 
 from proxygml import ingredients, training
 from proxygml.datasets import ImageList
@@ -18,8 +21,11 @@ from proxygml.losses.proxygml.chunked import link
 from proxygml.losses.proxygml.module import ProxyGMLLoss
 from proxygml.recipes import Recipe
 
-IN_THE_PAPER = "Figure 3"
+IN_THE_PAPER = "Figures 2 and 3"
+HEIGHT = 7.0  # of the figure, in inches
+SHOWN = 10  # classes of the subgraph that are drawn, those with the highest scores
 SAMPLE = 0  # the first training image
+OWN, OTHER = "#1a9850", "#d73027"  # colors
 
 
 def arms(base: Recipe) -> dict[str, Recipe]:
@@ -59,8 +65,33 @@ def subgraph(model: nn.Module, loss: ProxyGMLLoss, recipe: Recipe, images: Image
     _, _, axes = torch.linalg.svd(aside - aside.mean(dim=0), full_matrices=False)
     flat = F.normalize(aside @ axes[:2].T, dim=-1)  # (k, 2)
     places = flat * torch.rad2deg(cosines.acos())[:, None]  # (k, 2)
-    own = linked[0] // loss.proxies.shape[1] == label  # (k,)
-    return {"places": [[round(x, 2) for x in place] for place in places.tolist()], "own": own.tolist()}
+    link_class = linked[0] // loss.proxies.shape[1]  # (k,)
+    return {
+        "places": [[round(x, 2) for x in place] for place in places.tolist()],
+        "own": (link_class == label).tolist(),
+        "classes": _propagated(sample[0], loss, linked[0], images.class_names, label),
+    }
+
+
+def _propagated(sample: Tensor, loss: ProxyGMLLoss, linked: Tensor, names: tuple[str, ...], label: int) -> list[dict]:
+    """Eq. 2 to 6 for one sample (D,) with links (k,): of every class in its subgraph S, I, Z and P, highest Z first."""
+    similarity = F.normalize(loss.proxies, dim=-1) @ sample  # (C, N), Eq. 2: S
+    mask = torch.zeros_like(similarity).flatten().index_fill(0, linked, 1).view_as(similarity)  # (C, N): I
+    scores = (similarity * mask).sum(dim=1)  # (C,), Eq. 5: Z
+    active = mask.sum(dim=1) > 0  # (C,): M
+    probability = (loss.settings.scale * scores).masked_fill(~active, -math.inf).softmax(dim=0)  # (C,), Eq. 6: P
+    order = scores.masked_fill(~active, -math.inf).argsort(descending=True)[: int(active.sum())]
+    return [
+        {
+            "name": names[number],
+            "own": number == label,
+            "similarity": [round(value, 3) for value in similarity[number].tolist()],
+            "linked": mask[number].bool().tolist(),
+            "score": round(scores[number].item(), 3),
+            "probability": round(probability[number].item(), 4),
+        }
+        for number in order.tolist()
+    ]
 
 
 def table(found: Found, dataset: str) -> Table:
@@ -85,18 +116,45 @@ def _angles(found: Found, when: str, own: bool) -> list[float]:
 
 
 def draw(found: Found, figure: Figure) -> None:
+    """The subgraph by angles (Figure 3), and from similarities to scores and probabilities (Figure 2)."""
     run = found.arms["proxygml"][0]
-    farthest = max(math.hypot(*place) for when in ("before", "after") for place in run[when]["places"])
-    for axis, when in zip(figure.subplots(1, 2, sharex=True, sharey=True), ("before", "after"), strict=True):
-        places, own = np.array(run[when]["places"]), np.array(run[when]["own"])
-        for kind, label, colour in ((own, "own class", "#1a9850"), (~own, "other classes", "#d73027")):
-            for x, y in places[kind]:
-                axis.plot([0, x], [0, y], color=colour, linewidth=0.4)
-            axis.scatter(*places[kind].T, color=colour, s=22, label=f"proxies of {label}")
-        axis.scatter(0, 0, marker="*", s=180, color="black", label="the sample", zorder=3)
-        axis.set(title=f"{when} training", aspect="equal", xlabel="angle to the sample, degrees")
-        axis.set(xlim=(-1.1 * farthest, 1.1 * farthest), ylim=(-1.1 * farthest, 1.1 * farthest))
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    farthest = 1.1 * max(math.hypot(*place) for when in ("before", "after") for place in run[when]["places"])
+    for row, when in zip(figure.subplots(2, 3, width_ratios=(3, 4, 3)), ("before", "after"), strict=True):
+        _draw_angles(row[0], run[when], farthest)
+        row[0].set(title=f"{when} training: the subgraph")
+        _draw_similarity(row[1], run[when]["classes"][:SHOWN])
+        _draw_scores(row[2], run[when]["classes"][:SHOWN])
+    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+
+
+def _draw_angles(axis: Axes, found: dict, farthest: float) -> None:
+    places, own = np.array(found["places"]), np.array(found["own"])
+    for kind, label, color in ((own, "own class", OWN), (~own, "other classes", OTHER)):
+        for x, y in places[kind]:
+            axis.plot([0, x], [0, y], color=color, linewidth=0.4)
+        axis.scatter(places[kind][:, 0], places[kind][:, 1], color=color, s=22, label=f"proxies of {label}")
+    axis.scatter(0, 0, marker="*", s=180, color="black", label="the sample", zorder=3)
+    axis.set(aspect="equal", xlabel="angle to the sample, degrees")
+    axis.set(xlim=(-farthest, farthest), ylim=(-farthest, farthest))
+
+
+def _draw_similarity(axis: Axes, classes: list[dict]) -> None:
+    """S of the proxies (columns) of classes (rows); a frame around those in the set I."""
+    axis.imshow([one["similarity"] for one in classes], cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    for row, one in enumerate(classes):
+        for column in np.flatnonzero(one["linked"]):
+            axis.add_patch(Rectangle((column - 0.45, row - 0.45), 0.9, 0.9, fill=False, linewidth=1.2))
+    axis.set_yticks(range(len(classes)), [shorten(one["name"], 24, placeholder="…") for one in classes], fontsize=6)
+    axis.set(xlabel="proxies of the class", title="S, links framed")
+
+
+def _draw_scores(axis: Axes, classes: list[dict]) -> None:
+    for number, one in enumerate(classes):
+        axis.barh(number, one["score"], color=OWN if one["own"] else OTHER)
+        axis.text(max(one["score"], 0), number, f" P {one['probability']:.2f}", va="center", fontsize=7)
+    axis.set(yticks=[], xlabel="Z, the sum of links", title="Z, and P by mask softmax")
+    axis.margins(x=0.3)
+    axis.invert_yaxis()
 
 
 def claims(found: Found, dataset: str) -> Claims:

@@ -64,8 +64,8 @@ def render(
         with written_whole(path.with_suffix(ending)) as draft:
             draft.write_text(text)
     with matplotlib.rc_context({"svg.hashsalt": experiment}):  # the same picture is the same file
-        rows = max(4.0, 0.28 * len(found.arms))
-        figure = Figure(figsize=(9, rows), layout="constrained")
+        height = getattr(module, "HEIGHT", max(4.0, 0.28 * len(found.arms)))
+        figure = Figure(figsize=(9, height), layout="constrained")
         module.draw(found, figure)
         figure.suptitle(f"{experiment}, {path.stem}")
         for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
