@@ -33,12 +33,13 @@ def with_features(
     the cache folder where they have been computed before.
     """
     path = cache_folder() / "features" / f"{_key(images, recipe, model, crops)}.npy"
-    features = _load(path, len(images))
+    shape = (len(images), 1 + crops, 2, model.trunk.channels)
+    features = _load(path, shape)
     if features is None:
         kept, _ = ingredients.usable(images, recipe, None, checked)
         rows = np.flatnonzero(np.isin(np.asarray(images.paths), np.asarray(kept.paths)))
         with written_whole(path) as draft:
-            _compute(draft, kept, rows, len(images), recipe, model, crops, computed)
+            _compute(draft, kept, rows, shape, recipe, model, computed)
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     readable = np.flatnonzero(~np.isnan(features[:, 0, 0, 0]))
     if len(readable) < len(images):
@@ -48,29 +49,28 @@ def with_features(
     return replace(images, features=features)
 
 
-def _load(path: Path, rows: int) -> np.ndarray | None:
+def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """What was computed before; None where there is nothing, or something else."""
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return features if features.ndim == 4 and len(features) == rows else None
+    return features if (features.shape, features.dtype) == (shape, np.float16) else None
 
 
 def _compute(
     path: Path,
     images: ImageList,
     rows: np.ndarray,
-    total: int,
+    shape: tuple[int, ...],
     recipe: Recipe,
     model: ingredients.Network,
-    crops: int,
     progress: Progress,
 ) -> None:
-    """Write features (total, 1 + crops, 2, F) as float16; rows of images that cannot be read are NaN."""
+    """Write features of this shape as float16; rows of images that cannot be read are NaN."""
+    total, crops = shape[0], shape[1] - 1
     views: list[Crops] = [ingredients.center_crops(recipe, images)]
     views += [ingredients.random_crops(recipe, images, seed=0, epoch=view) for view in range(crops)]  # for every seed
-    shape = (total, 1 + crops, 2, model.trunk.channels)
     features = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
     if len(rows) < total:
         features[:] = np.nan

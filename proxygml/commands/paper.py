@@ -135,4 +135,4 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
             str(data), results=results, work=work, most=runs, quick=quick, progress=progress, tell=tell
         )
     if failed:
-        raise ValueError(f"{len(failed)} parts of the queue had failures: {'; '.join(failed)}")
+        raise ValueError(f"the queue had failures: {'; '.join(failed)}")

@@ -5,7 +5,8 @@ each row or point, `table(found, dataset)` and `draw(found, figure)` what a read
 the paper says of it and whether that holds here. One that measures something else than scores has `measure(recipe,
 folder)`, and its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH, and one
 that compares times says SECONDS; one whose claims are of pairs of rows, so that some rows are enough for some of them,
-says PAIRS. SEEDS is how many seeds its rows want where that is not three.
+says PAIRS. SEEDS is how many seeds its rows want where that is not three. PAPER_ROWS are those that the queue makes,
+where that is not all; VARIANTS those that the fair protocol leaves out, as it searches what they differ in.
 """
 
 import importlib

@@ -14,6 +14,7 @@ IN_THE_PAPER = "Figure 1"
 METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
 EVERY_EPOCH = True  # is tested
 SECONDS = True  # are compared
+PAIRS = True  # are what the paper's claims are of
 NEARLY = 0.95  # of the highest Recall@1 that a run reaches
 
 
@@ -54,6 +55,8 @@ def claims(found: Found, dataset: str) -> Claims:
     def mean_seconds(name: str) -> float:
         return statistics.mean(time_to_converge(run)["seconds"] for run in found.arms[name])
 
+    if "proxygml" not in found.arms:
+        return {}
     ours = mean_seconds("proxygml")
     others = [name for name in METHODS if name in found.arms and name not in ("proxygml", "proxy-nca")]  # it is faster
     return {

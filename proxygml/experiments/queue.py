@@ -12,7 +12,7 @@ from pathlib import Path
 from proxygml.experiments import find
 from proxygml.experiments.executors import Executor
 from proxygml.experiments.found import fingerprint, known_runs
-from proxygml.experiments.running import Job, arms_as_in_the_paper, jobs_of, run_missing, split_missing
+from proxygml.experiments.running import Job, arms_as_in_the_paper, jobs_of, paper_rows, run_missing, split_missing
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.locks import locked
 from proxygml.recipes import Recipe
@@ -70,7 +70,7 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
     wanted = [(tier, *names) for tier, pairs in enumerate(TIERS, 1) for names in pairs]
     fullest: dict[tuple[str, str], Recipe] = {}
     for _, experiment, dataset in wanted:
-        for job in _jobs(experiment, dataset, data, quick):
+        for job in [] if hasattr(find(experiment), "measure") else _jobs(experiment, dataset, data, quick):
             key = dataset, fingerprint(job.recipe)
             if key not in fullest or len(job.recipe.tested_epochs) > len(fullest[key].tested_epochs):
                 fullest[key] = job.recipe
@@ -88,9 +88,8 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
 
 
 def _jobs(experiment: str, dataset: str, data: str, quick: bool) -> list[Job]:
-    arms = arms_as_in_the_paper(experiment, base_recipe(dataset, data, quick))
-    rows = getattr(find(experiment), "PAPER_ROWS", arms)  # what the paper does not compare with is left to whoever asks
-    arms = {name: recipe for name, recipe in arms.items() if name in rows}
+    # Methods that the paper does not compare with are left to whoever asks for them.
+    arms = paper_rows(experiment, arms_as_in_the_paper(experiment, base_recipe(dataset, data, quick)))
     return jobs_of(arms, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
 
 
@@ -102,6 +101,13 @@ def minutes_left(parts: list[Part], results: Path) -> dict[str, float]:
         usual = 1.1 * statistics.median(seconds) / 60 if len(seconds) > 2 else SETTINGS[part.dataset].minutes
         left[part.name] = usual * len(part.missing)
     return left
+
+
+def _require_data(parts: list[Part], data: str) -> None:
+    """An error that names every dataset that is missing, before the first run instead of after days."""
+    needed = dict.fromkeys(SETTINGS[part.dataset].folder for part in parts if part.missing)
+    if missing := [name for name in needed if name is not None and not Path(data, name).exists()]:
+        raise FileNotFoundError(f"no {' and no '.join(missing)} in {data}: the queue needs all, see docs/datasets.md")
 
 
 def run_queue(
@@ -118,19 +124,23 @@ def run_queue(
     failed = []
     left = most
     with locked(work):
-        for part in plan(data, results, quick=quick):
+        parts = plan(data, results, quick=quick)
+        _require_data(parts, data)
+        for part in parts:
             jobs = part.missing if left is None else part.missing[:left]
             if not jobs and part.missing:
                 break
             left = None if left is None else left - len(jobs)
             measure = getattr(find(part.experiment), "measure", None)
             everything = _jobs(part.experiment, part.dataset, data, quick)
-            finished_already = [job for job in everything if job[:2] not in {one[:2] for one in part.missing}]
             try:
+                where = part.experiment, part.dataset, everything, results
+                _, not_made = split_missing(*where, measured=measure is not None)
+                made = [job for job in everything if job not in not_made]  # by this experiment, or by another
                 run_missing(
                     part.experiment,
                     part.dataset,
-                    [*([] if measure else finished_already), *jobs],
+                    [*made, *jobs],
                     results=results,
                     work=work,
                     executor=Executor(jobs=1),

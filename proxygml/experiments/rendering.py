@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from proxygml.experiments import EXPERIMENTS, find, frozen
 from proxygml.experiments.drawing import doubt_of
 from proxygml.experiments.found import Claims, Found, answers, load_runs, results_file
-from proxygml.experiments.running import arms_as_in_the_paper, arms_to_tune
+from proxygml.experiments.running import arms_of, arms_to_tune, paper_rows
 from proxygml.experiments.settings import SETTINGS, base_recipe
 from proxygml.experiments.tables import Table
 from proxygml.experiments.tuning import RATES, best, trials_of
@@ -37,7 +37,7 @@ def load_found(experiment: str, dataset: str, protocol: str, results: Path, *, q
     Runs of other settings than today's are left out; of the fair protocol they cannot be told.
     """
     path = protocol_file(results, experiment, dataset, protocol)
-    arms = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))
+    arms = arms_of(experiment, base_recipe(dataset, "", quick), protocol)
     runs = [run for run in load_runs(path) if run.get("arm") in arms]
     if protocol == "paper":
         runs = [run for run in runs if answers(run, arms[run["arm"]].changed({"seed": run["seed"]}))]
@@ -141,7 +141,8 @@ def report(results: Path, *, quick: bool = False) -> str:
         if hasattr(module, "REMARK"):
             text += f"{module.REMARK}\n\n"
         if not sections:
-            text += f"Not run here so far: `{_command(experiment, 'glyphs', 'paper')}`.\n\n"
+            dataset = "cars-head" if experiment == "frozen" else "glyphs"  # which starts from random weights
+            text += f"Not run here so far: `{_command(experiment, dataset, 'paper')}`.\n\n"
         for dataset, protocol in sections:
             text += _section(experiment, dataset, protocol, results, quick)
     return text.rstrip("\n") + "\n"
@@ -153,7 +154,8 @@ def _in_short(results: Path, quick: bool) -> str:
     for experiment in EXPERIMENTS:
         for dataset, protocol in made(experiment, results):
             found = load_found(experiment, dataset, protocol, results, quick=quick)
-            if verdicts := _claims(experiment, dataset, found, quick).values():
+            missing = _missing(experiment, dataset, protocol, found, quick)
+            if verdicts := _claims(experiment, dataset, found, missing).values():
                 counts: list[int] = []
                 for measure in MEASURES:
                     said = [verdict[measure] for verdict in verdicts if measure in verdict]
@@ -168,10 +170,15 @@ def _in_short(results: Path, quick: bool) -> str:
     return f"## in short\nHow many of the paper's claims hold on this data, by Recall@1 and by NMI.\n\n{table}\n"
 
 
-def _claims(experiment: str, dataset: str, found: Found, quick: bool) -> Claims:
+def _missing(experiment: str, dataset: str, protocol: str, found: Found, quick: bool) -> list[str]:
+    """Rows of the paper that are still to be run."""
+    arms = arms_of(experiment, base_recipe(dataset, "", quick), protocol)
+    return [name for name in paper_rows(experiment, arms) if name not in found.arms]
+
+
+def _claims(experiment: str, dataset: str, found: Found, missing: list[str]) -> Claims:
     """What the paper says and whether that holds; nothing before there are the rows for it."""
     module = find(experiment)
-    missing = arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick)).keys() - found.arms.keys()
     return {} if missing and not hasattr(module, "PAIRS") else module.claims(found, dataset)
 
 
@@ -181,9 +188,9 @@ def _section(experiment: str, dataset: str, protocol: str, results: Path, quick:
     seeds = sorted({run["seed"] for run in runs})
     made_by = {key: sorted({str(run["made_by"][key]) for run in runs}) for key in ("commit", "machine")}
     hours = sum(run.get("seconds", 0.0) for run in runs) / 3600
-    missing = len(arms_as_in_the_paper(experiment, base_recipe(dataset, "", quick))) - len(found.arms)
-    claims = f"Not yet compared: {missing} rows are still to be run.\n\n" if missing else ""
-    if judged := _claims(experiment, dataset, found, quick):
+    missing = _missing(experiment, dataset, protocol, found, quick)
+    claims = f"Not yet compared: {len(missing)} rows are still to be run.\n\n" if missing else ""
+    if judged := _claims(experiment, dataset, found, missing):
         measures = list(dict.fromkeys(measure for verdicts in judged.values() for measure in verdicts))
         rows = tuple(
             (claim, *(verdicts.get(measure, "-") for measure in measures)) for claim, verdicts in judged.items()

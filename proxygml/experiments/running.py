@@ -55,7 +55,8 @@ def run_experiment(
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
-    rows = list(module.arms(base))
+    arms = arms_of(experiment, base, protocol)
+    rows = list(arms)
     if not rows:
         raise ValueError(f"{experiment} needs a pretrained network, which {dataset} does not start from")
     if unknown := [name for name in only if name not in rows]:
@@ -65,10 +66,10 @@ def run_experiment(
     executor = Executor(jobs=1) if measure else executor
     with locked(work):
         if protocol == "fair":
-            arms = _tuned(dataset, arms_to_tune(experiment, base), only, quick, results, work, executor, progress)
+            arms = _tuned(dataset, arms, only, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
         else:
-            arms = chosen(arms_as_in_the_paper(experiment, base), only)
+            arms = chosen(arms, only)
         run_missing(
             experiment,
             dataset,
@@ -95,8 +96,24 @@ def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
 
 
 def arms_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The arms of an experiment, with test classes scored once, after the last epoch."""
-    return find(experiment).arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+    """The arms of an experiment, with test classes scored once, after the last epoch.
+
+    Without VARIANTS, the same method with another value of a setting that is searched here.
+    """
+    module = find(experiment)
+    arms = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+    return {name: recipe for name, recipe in arms.items() if name not in getattr(module, "VARIANTS", ())}
+
+
+def arms_of(experiment: str, base: Recipe, protocol: str) -> dict[str, Recipe]:
+    """The arms of an experiment by either protocol."""
+    return (arms_to_tune if protocol == "fair" else arms_as_in_the_paper)(experiment, base)
+
+
+def paper_rows(experiment: str, arms: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Of some arms those that the paper compares, or that stand beside them in every table here."""
+    rows = getattr(find(experiment), "PAPER_ROWS", arms)
+    return {name: recipe for name, recipe in arms.items() if name in rows}
 
 
 def _tuned(
