@@ -43,6 +43,12 @@ def test_an_unknown_setting_names_the_nearest_one() -> None:
         ({"crop_scale": (0.1, 0.2, 0.3)}, "expected crop_scale as"),
         ({"pooling": "mean"}, "expected pooling as"),
         ({"links": 1.5}, "expected links as"),
+        ({"start_ratio": 0.0}, "start_ratio above 0, got 0"),
+        ({"start_ratio": 1.0, "links": 60}, "start_ratio needs loss proxygml, and a ratio instead of links"),
+        ({"start_ratio": 1.0, "loss": "ms"}, "start_ratio needs loss proxygml"),
+        ({"max_class_size": 1}, "max_class_size of at least 2, got 1"),
+        ({"keep_epoch": "first"}, "expected keep_epoch as"),
+        ({"feature_crops": -1}, "feature_crops of at least 0, got -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:

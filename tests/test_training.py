@@ -22,8 +22,9 @@ from proxygml import ingredients, judging, monitor, training
 from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
+from proxygml.experiments import running
 from proxygml.ingredients import hold_out, load_images
-from proxygml.learning import learning_rate_factor
+from proxygml.learning import learning_rate_factor, narrowed_links
 from proxygml.recipes import GLYPHS, Recipe
 from proxygml.runs import Run, load_checkpoint
 from proxygml.training import load_model, resume, train
@@ -305,6 +306,72 @@ class TestHeldOutClasses:
         scores = [entry["test"]["map_at_r"] for entry in (run.log[0], run.log[2])]
         assert run.scores["best_epoch"] == (1, 3)[int(np.argmax(scores))]
         assert run.scores["trained"]["map_at_r"] == pytest.approx(max(scores))
+
+    def test_the_last_epoch_is_kept_however_the_test_classes_were_scored_before(
+        self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made_up = iter([0.9, 0.5, 0.1, 0.1])  # after each epoch, and at the end
+        genuine = judging.evaluation.evaluate
+
+        def evaluate(*given: object, **options: object):
+            scores = genuine(*given, **options)
+            object.__setattr__(scores, "map_at_r", next(made_up))
+            return scores
+
+        monkeypatch.setattr(judging.evaluation, "evaluate", evaluate)
+        settings = {"held_out": 0.0, "tested_epochs": (1, 2, 3), "keep_epoch": "last"}
+        run = train(tiny.changed(settings), tmp_path / "run")
+        assert [entry["test"]["map_at_r"] for entry in run.log] == [0.9, 0.5, 0.1]
+        assert run.scores["best_epoch"] == run.load_best()["epoch"] == 3
+        best, last = run.load_best()["model"], run.load_last()["model"]
+        assert all(torch.equal(best[name], last[name]) for name in last)
+        kept = running.summary(run)
+        assert (kept["best_epoch"], kept["scores"]["map_at_r"]) == (3, 0.1)
+        assert [point["epoch"] for point in kept["curve"]] == [1, 2, 3]
+
+    def test_the_last_epoch_is_kept_against_held_out_classes_too(self, tiny: Recipe, tmp_path: Path) -> None:
+        run = train(tiny.changed({"keep_epoch": "last"}), tmp_path / "run")
+        assert run.scores["best_epoch"] == run.load_best()["epoch"] == 3
+        assert run.scores["held_out"] == run.log[2]["held_out"]
+
+
+class TestNarrowing:
+    RECIPE = Recipe(start_ratio=1.0, ratio=0.01, proxies_per_class=10, epochs=5)
+
+    def test_links_fall_geometrically_from_the_first_epoch_to_the_last(self) -> None:
+        links = [narrowed_links(self.RECIPE, 100, epoch) for epoch in range(5)]
+        assert links == [1000, 317, 100, 32, 10]  # 1000 / 10 ** (epoch / 2), rounded up
+
+    def test_one_epoch_has_the_first_ratio(self) -> None:
+        assert narrowed_links(self.RECIPE.changed({"epochs": 1}), 100, 0) == 1000
+
+    def test_every_epoch_is_trained_with_its_links(
+        self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        used: list[int] = []
+        genuine = learning.Learner._loss_of
+
+        def counted(self: learning.Learner, *batch: torch.Tensor) -> torch.Tensor:
+            used.append(self.loss.links)
+            return genuine(self, *batch)
+
+        monkeypatch.setattr(learning.Learner, "_loss_of", counted)
+        recipe = tiny.changed({"ratio": 0.25, "start_ratio": 1.0, "held_out": 0.0})
+        run = train(recipe, tmp_path / "run")  # 10 classes of 2 proxies
+        steps = len(used) // 3
+        assert used == [20] * steps + [10] * steps + [5] * steps
+        same = train(recipe.changed({"start_ratio": 0.25}), tmp_path / "same")
+        plain = train(recipe.changed({"start_ratio": None}), tmp_path / "plain")
+        same_weights(same.folder / "last.pt", plain.folder / "last.pt")
+        assert run.log[0]["loss"] != plain.log[0]["loss"]
+
+    def test_a_stopped_run_goes_on_with_the_links_of_its_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
+        recipe = tiny.changed({"start_ratio": 1.0, "ratio": 0.2})
+        undisturbed = train(recipe, tmp_path / "undisturbed")
+        with pytest.raises(PlugPulledError):
+            train(recipe, tmp_path / "stopped", progress=stop_at(6))
+        resume(tmp_path / "stopped")
+        same_weights(tmp_path / "stopped" / "last.pt", undisturbed.folder / "last.pt")
 
 
 class TestLearningRates:

@@ -38,6 +38,22 @@ def test_a_choice_of_images_keeps_only_their_classes() -> None:
     assert chosen.open(1).getpixel((0, 0)) == 3
 
 
+def test_the_first_images_of_each_class_are_kept_in_their_order() -> None:
+    images = ImageList(list("abcdefg"), np.array([1, 0, 1, 1, 0, 0, 0]), ("x", "y"))
+    assert images.first_of_each(2).paths == ["a", "b", "c", "e"]
+    assert images.first_of_each(2).labels.tolist() == [1, 0, 1, 0]
+    assert images.first_of_each(3).paths == ["a", "b", "c", "d", "e", "f"]
+    assert images.first_of_each(99).paths == images.paths
+
+
+def test_a_dataset_is_loaded_with_so_many_images_of_each_class() -> None:
+    whole, some = (load("glyphs", classes=5, max_class_size=most) for most in (None, 3))
+    for all_images, first in zip(whole, some, strict=True):
+        assert np.bincount(first.labels).tolist() == [3] * 5
+        assert first.class_names == all_images.class_names
+        assert set(first.paths) <= set(all_images.paths)
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
