@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxygml import cli
-from proxygml.experiments import running
+from proxygml.experiments import found, running
 from proxygml.experiments.executors import Executor
 from proxygml.experiments.settings import SETTINGS
 
@@ -53,10 +53,10 @@ def test_where_a_result_cannot_be_kept_nothing_trains_on(tmp_path: Path, monkeyp
     def full(path: Path, runs: list[dict]) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(running, "save_runs", full)
+    monkeypatch.setattr(found, "save_runs", full)
     small = {"classes": 8, "epochs": 1, "embedding_dim": 8, "ratio": 0.5}
     recipe = SETTINGS["glyphs"].recipe.changed({**small, "held_out": 0.0, "tested_epochs": (1,), "test": False})
     where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(jobs=1), "progress": lambda *_: None}
     with pytest.raises(OSError, match="no space left") as caught:  # and kept, with all its frames, as by the command
-        running.run_missing("modules", "glyphs", {"8 all three": recipe}, range(3), **where)
+        running.run_missing("modules", "glyphs", running.jobs_of({"8 all three": recipe}, range(3)), **where)
     assert not multiprocessing.active_children(), caught.value
