@@ -185,11 +185,6 @@ READERS: dict[str, Reader] = {
     "parquet": Reader(seeds.parquet, files("table.parquet"), read_dataset("table", "table.parquet")),
     "folder": Reader(seeds.trees, write_tree, read_dataset("folder", "tree")),
     "tar": Reader(seeds.tars, files("part.tar"), read_dataset("tar", "part.tar", images=True)),
-    "maps": Reader(
-        seeds.maps,
-        lambda given, folder: [archive(f"{part}.npz", *seeds.MAPS)(given, folder) for part in ("train", "test")],
-        read_dataset("maps", "."),
-    ),
     "image": Reader(
         seeds.pictures, write_image, lambda folder: read_images(ImageList(["image"], np.zeros(1), ("any",), folder))
     ),

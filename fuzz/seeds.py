@@ -105,7 +105,6 @@ def tars() -> list[bytes]:
 
 ARRAYS = ("vectors.npy", "labels.npy", "paths.npy", "class_names.npy", "model.npy")
 PACKED = tuple(f"{kind}_{part}.npy" for part in ("background", "evaluation") for kind in ("x", "y", "names"))
-MAPS = ("maps.npy", "labels.npy", "paths.npy", "class_names.npy")
 
 
 def npz(arrays: dict[str, object], *, compress: bool = False) -> bytes:
@@ -131,12 +130,6 @@ def omniglot() -> list[bytes]:
         arrays |= {f"x_{part}": np.zeros((4, 3, 3), np.uint8), f"y_{part}": np.array([0, 1, 0, 1])}
         arrays[f"names_{part}"] = np.array(["a/1", "a/2"])
     return unpacked(npz(arrays), *PACKED)
-
-
-def maps() -> list[bytes]:
-    arrays = {"maps": np.ones((4, 2, 1, 1, 1), np.float16), "labels": np.array([0, 1, 0, 1])}
-    arrays |= {"paths": np.array(["a", "b", "c", "d"]), "class_names": np.array(["owl", "tit"])}
-    return unpacked(npz(arrays), *MAPS)
 
 
 @cache

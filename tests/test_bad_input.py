@@ -114,7 +114,7 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["embeddings", "maps", "omniglot"])
+@pytest.mark.parametrize("name", ["embeddings", "omniglot"])
 def test_an_npz_with_an_odd_array_is_read_or_refused_in_one_line(name: str, folder: Path) -> None:
     whole = READERS[name].seeds()[0][1:]
     with np.load(io.BytesIO(whole)) as stored:

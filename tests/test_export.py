@@ -16,7 +16,7 @@ from proxygml.backbones import BACKBONES
 from proxygml.cli import main
 from proxygml.embeddings import Embeddings
 from proxygml.export import FORMATS, export_run, load_network
-from proxygml.exported import VERSION, Description, OnnxModel, read_description
+from proxygml.exported import VERSION, Description, read_description
 from proxygml.recipes import Recipe
 from proxygml.runs import Run
 
@@ -220,12 +220,6 @@ class TestEmbedding:
             assert code == 1
             assert line == f"error: expected the folder of a run or --model model.onnx, got {got}"
 
-    def test_refuses_maps(self, trained_run: Run, exported_files: Path) -> None:
-        images, _ = ingredients.load_images(trained_run.recipe)
-        maps = replace(images, pixels=np.zeros((len(images), 2, 4, 3, 3), np.float16))
-        with pytest.raises(ValueError, match="expected images, got maps"):
-            OnnxModel.load(exported_files / "model.onnx").embed(maps)
-
 
 class TestMistakes:
     """Each is one line on stderr that says what to do; nothing is left behind."""
@@ -368,12 +362,6 @@ class TestMistakes:
         with pytest.raises(ValueError, match=r"^convnet cannot be exported as onnx: 'no such operator"):
             export_run(trained_run, tmp_path, "onnx")
         assert not list(tmp_path.iterdir())
-
-    def test_a_network_that_takes_maps(self, tmp_path: Path) -> None:
-        run = untrained(tmp_path / "run", backbone="convnet:block3")
-        with pytest.raises(ValueError, match=r"takes maps instead of images: only whole networks .* train convnet"):
-            export_run(run, tmp_path / "out", "safetensors")
-        assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize(
         ("out", "words"),

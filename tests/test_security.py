@@ -18,7 +18,7 @@ from PIL import Image
 import proxygml
 from proxygml.backbones.weights import read_tensors
 from proxygml.cache import Cache
-from proxygml.datasets import cars, glyphs, maps, omniglot, open_image, table
+from proxygml.datasets import cars, glyphs, omniglot, open_image, table
 from proxygml.embeddings import Embeddings
 from proxygml.experiments.found import load_runs
 from proxygml.exported import INPUT, OUTPUT, Description, OnnxModel, description_path
@@ -81,7 +81,6 @@ READERS = {  # name of the file, what writes it, what a user reads it with
     "class names of embeddings": ("e.npz", with_objects("class_names", **ONE), Embeddings.load),
     "the model of embeddings": ("e.npz", with_objects("model", **ONE), Embeddings.load),
     "embeddings that are a pickle": ("e.npz", plain, Embeddings.load),
-    "maps": ("train.npz", with_objects("maps", "labels", "paths", "class_names"), lambda path: maps.load(path.parent)),
     "omniglot": ("omniglot28.npz", with_objects("x_background", "y_background"), omniglot.load),
     "annotations of cars": ("cars_annos.mat", plain, lambda path: cars.load(path.parent)),
     "a table": ("list.csv", plain, table.load),

@@ -45,9 +45,13 @@ def test_pixels_are_scaled_in_the_order_the_trunk_takes(trunk: Identity, expecte
 
 @pytest.mark.parametrize(("pooling", "expected"), [("average", 2.0), ("max", 5.0), ("average+max", 7.0)])
 def test_pooling_is_average_maximum_or_their_sum(pooling: str, expected: float) -> None:
-    embedder = Embedder(Identity(), 2, pooling=pooling)
-    maps = torch.tensor([0.0, 1.0, 2.0, 5.0]).view(1, 1, 2, 2).expand(1, 3, 2, 2)
-    torch.testing.assert_close(embedder.pool(maps), torch.full((1, 3), expected))
+    embedder = Embedder(Identity(), 3, pooling=pooling, normalise=False)
+    embedder.head = torch.nn.Identity()
+    maps = torch.tensor([0.0, 1.0, 2.0, 5.0]).view(1, 1, 2, 2)
+    images = torch.cat([maps + 10, 2 * maps + 20, 5 * maps + 30], dim=1)  # the pixels that become these maps
+    torch.testing.assert_close(embedder(images), torch.full((1, 3), expected))
+    features = torch.stack(embedder.features(images), dim=1)  # (1, 2, 3)
+    torch.testing.assert_close(embedder(features), torch.full((1, 3), expected))
 
 
 def test_statistics_of_pixels_are_no_weights() -> None:

@@ -37,15 +37,6 @@ def test_every_parameter_learns_from_the_random_start(trunk: Trunk) -> None:
     assert all(parameter.grad is not None for parameter in trunk.parameters())
 
 
-def test_maps_of_another_stage_are_refused_with_both_numbers_of_channels(trunk: Trunk) -> None:
-    first, second = trunk.stages[:2]
-    trunk.begin_at(second)
-    channels = trunk.stage_channels[first]
-    trunk.eval()(torch.randn(1, channels, 32, 32))
-    with pytest.raises(ValueError, match=f"from stage {second} on takes maps of {channels} channels, got 3: name"):
-        trunk(torch.zeros(1, 3, 32, 32))
-
-
 def test_an_unknown_stage_is_refused_with_the_names_of_the_stages(trunk: Trunk) -> None:
     for ask in (trunk.modules_of, lambda name: trunk.stage(name, torch.zeros(1))):
         with pytest.raises(ValueError, match=f"no stage 'no such' in .*{', '.join(trunk.stages)}"):
