@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.recipes import GLYPHS, PRESETS, Recipe, parse_settings
 
 
@@ -71,9 +72,10 @@ def test_every_setting_is_explained() -> None:
     import ast
     import inspect
 
-    body = ast.parse(inspect.getsource(Recipe)).body[0].body
+    bodies = [ast.parse(inspect.getsource(one)).body[0].body for one in (Recipe, ProxyGMLSettings)]
     explained = {
         statement.target.id
+        for body in bodies
         for statement, after in itertools.pairwise(body)
         if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr)
     }

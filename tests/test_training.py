@@ -18,7 +18,7 @@ import torch
 from lightning_fabric import seed_everything
 from PIL import Image
 
-from proxygml import ingredients, judging, monitor, training
+from proxygml import ingredients, judging, learning, monitor, training
 from proxygml.cache import Cache
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate

@@ -161,8 +161,8 @@ def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: P
     monkeypatch.setattr(
         running, "run_missing", lambda name, dataset, jobs, **_: asked.append([job.arm for job in jobs])
     )
-    where = {"results": tmp_path, "executor": Executor(), "progress": lambda *_: None, "quick": True}
-    running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), **where)
+    where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(), "quick": True}
+    running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), progress=print, **where)
     assert asked == [["ms", "proxygml"]]
 
     arms = running.arms_to_tune("comparison", base_recipe("glyphs", None, quick=True))
