@@ -152,7 +152,7 @@ def test_every_loss_and_each_of_its_settings_is_documented() -> None:
     sections = dict(re.findall(r"### ([a-z-]+)\n(.*?)(?=\n##|\Z)", page, flags=re.DOTALL))
     assert sections.keys() == METHODS.keys()
     for name, method in METHODS.items():
-        module, maker = method.maker.split(".")
+        module, _, maker = method.maker.rpartition(".")
         signature = inspect.signature(getattr(importlib.import_module(f"proxygml.losses.{module}"), maker))
         settings = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
         for setting in settings if name != "proxygml" else ():

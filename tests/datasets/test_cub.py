@@ -113,7 +113,7 @@ def test_names_with_markup_spaces_and_other_scripts_are_kept(cub_tree):
 
 
 def test_the_genuine_files_give_the_published_counts(tmp_path):
-    archive = genuine("CUB_200_2011_short128.tar")
+    archive = genuine("CUB_200_2011_short256.tar")
     with tarfile.open(archive) as tar:
         for name in ("images.txt", "image_class_labels.txt", "classes.txt"):
             (tmp_path / name).write_bytes(tar.extractfile(f"CUB_200_2011/{name}").read())

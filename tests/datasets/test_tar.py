@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
@@ -82,7 +83,7 @@ def test_processes_and_their_workers_together_read_every_image_once(shards: Path
     batches = ingredients.draw_batches(recipe, images.labels, nn.Identity(), epoch=0)
     read: list[int] = []
     for rank in range(2):
-        process = SimpleNamespace(global_rank=rank, world_size=2)
+        process = SimpleNamespace(global_rank=rank, world_size=2, device=torch.device("cpu"))
         learner = cast(Learner, SimpleNamespace(recipe=recipe, images=images, fabric=process))
         for pixels, _ in Learner._load(learner, batches, epoch=0):
             read += (pixels[:, 0, 0, 0] // 7).tolist()  # by their shade of red
