@@ -105,5 +105,6 @@ def _key(images: ImageList, recipe: Recipe, model: ingredients.Network, crops: i
     for index, path in enumerate(images.paths):
         digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
         if images.pixels is None and images.file(index).is_file():
-            digest.update(str(images.file(index).stat().st_size).encode())
+            status = images.file(index).stat()
+            digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]
