@@ -40,7 +40,7 @@ class PixelScaling(nn.Module):
 class Embedder(nn.Module):
     """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D), of unit length unless `normalise` is off.
 
-    `normalise_features` puts batch normalisation before the last layer. Instead of images it takes their
+    `normalise_features` puts batch normalization before the last layer. Instead of images it takes their
     `features`, stacked: (B, 2, F).
     """
 

@@ -1,4 +1,4 @@
-"""What the positive mask, the mask softmax and the regulariser on proxies give, alone and together."""
+"""What the positive mask, the mask softmax and the regularizer on proxies give, alone and together."""
 
 from matplotlib.figure import Figure
 
@@ -50,9 +50,9 @@ def claims(found: Found, dataset: str) -> Claims:
     pairs = {
         "the positive mask helps the base loss": ("2 S^pos", "1 none"),
         "the mask softmax helps the base loss": ("3 M", "1 none"),
-        "the regulariser helps the base loss": ("4 L^p", "1 none"),
+        "the regularizer helps the base loss": ("4 L^p", "1 none"),
         "all three are better than without the positive mask": (full, "5 M, L^p"),
         "all three are better than without the mask softmax": (full, "6 S^pos, L^p"),
-        "all three are better than without the regulariser": (full, "7 S^pos, M"),
+        "all three are better than without the regularizer": (full, "7 S^pos, M"),
     }
     return {claim: found.verdicts(*pair) for claim, pair in pairs.items()}

@@ -1,4 +1,4 @@
-"""How much the weight of the regulariser on proxies, lambda, matters."""
+"""How much the weight of the regularizer on proxies, lambda, matters."""
 
 from matplotlib.figure import Figure
 

@@ -88,7 +88,7 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
 
 
 def _jobs(experiment: str, dataset: str, data: str, quick: bool) -> list[Job]:
-    # Methods that the paper does not compare with are left to whoever asks for them.
+    # Methods that the paper does not compare with are made only on request.
     arms = paper_rows(experiment, arms_as_in_the_paper(experiment, base_recipe(dataset, data, quick)))
     return jobs_of(arms, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
 

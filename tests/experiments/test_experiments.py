@@ -227,7 +227,7 @@ class TestClaims:
     def test_a_module_that_harms_is_said_to(self) -> None:
         claims = modules.claims(made_up("modules", {"8 all three": 0.6, "7 S^pos, M": 0.7}), "glyphs")
         without = "all three are better than without the"
-        assert claims[f"{without} regulariser"]["R@1"] == "**does not hold** (-10.0 ± 0.0)"
+        assert claims[f"{without} regularizer"]["R@1"] == "**does not hold** (-10.0 ± 0.0)"
         assert claims[f"{without} mask softmax"]["R@1"] == "holds (+10.0 ± 0.0)"
         assert claims[f"{without} mask softmax"]["NMI"] == "no significant difference (+0.0 ± 0.0)"
 
