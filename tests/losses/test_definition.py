@@ -83,6 +83,12 @@ def test_what_the_definition_lacks_is_refused(options: dict) -> None:
         ProxyGMLLoss(4, 5, implementation="definition", **options)
 
 
+def test_fused_refuses_more_proxies_per_class_than_it_can_regularize() -> None:
+    with pytest.raises(ValueError, match="fused regularizes up to 32 proxies per class, got 33"):
+        ProxyGMLLoss(4, 5, proxies_per_class=33, implementation="fused")
+    ProxyGMLLoss(4, 5, proxies_per_class=33, ratio=1, implementation="fused", proxy_weight=0)
+
+
 @pytest.mark.parametrize("implementation", ["definition", "fused"])
 def test_without_validation_nothing_waits_for_the_device(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator the values of a batch are not read; a scalar that is read is aten::_local_scalar_dense."""

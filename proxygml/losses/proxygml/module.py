@@ -13,7 +13,7 @@ from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precis
 from proxygml.losses.proxygml.buffers import BufferPool
 from proxygml.losses.proxygml.chunked import chunked
 from proxygml.losses.proxygml.definition import proxygml_loss
-from proxygml.losses.proxygml.fused import fits_fused, fused
+from proxygml.losses.proxygml.fused import MAX_PER_CLASS, fits_fused, fused
 from proxygml.losses.proxygml.gradients import Gradients, Terms
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
@@ -73,6 +73,10 @@ class ProxyGMLLoss(nn.Module):
             raise ValueError(f"expected implementation as auto, definition, fused or chunked, got {implementation!r}")
         if implementation in ("definition", "fused") and (sparse_gradient or proxy_rows is not None):
             raise ValueError(f"{implementation} has no sparse_gradient and no proxy_rows: use chunked or auto")
+        if implementation == "fused" and proxy_weight > 0 and proxies_per_class > MAX_PER_CLASS:
+            raise ValueError(
+                f"fused regularizes up to {MAX_PER_CLASS} proxies per class, got {proxies_per_class}: use chunked or auto"
+            )
         warn_without_negatives(num_classes, self.settings)
         self.num_classes = num_classes
         self.links = self.settings.links_for(num_classes)
