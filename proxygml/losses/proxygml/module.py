@@ -75,7 +75,7 @@ class ProxyGMLLoss(nn.Module):
             raise ValueError(f"{implementation} has no sparse_gradient and no proxy_rows: use chunked or auto")
         if implementation == "fused" and proxy_weight > 0 and proxies_per_class > MAX_PER_CLASS:
             raise ValueError(
-                f"fused regularizes up to {MAX_PER_CLASS} proxies per class, got {proxies_per_class}: use chunked or auto"
+                f"fused regularizes up to {MAX_PER_CLASS} proxies per class, got {proxies_per_class}: use auto"
             )
         warn_without_negatives(num_classes, self.settings)
         self.num_classes = num_classes
