@@ -1,29 +1,34 @@
-# make run    set up, train on embedded data, show scores and pictures (QUICK=1: the same in seconds, for CI)
-# make test   set up, run the whole test suite
-# make lint   ruff: lint and format check; mypy: types
-# make bench  speed and memory side by side, in minutes: results/bench and docs/performance.md
-# make audit  bandit over the code, pip-audit over what constraints.txt pins: docs/security.md
-# make docs   the documentation as a site, in site/
-# make dist   sdist and wheel, in dist/; make smoke tries the wheel in an empty environment
-# make fuzz   damaged files for every reader, two minutes each: results/fuzz.json
+# make run     install what training needs, train on built-in data, print scores, draw plots (QUICK=1: in seconds, for CI)
+# make test    install the development tools, run all tests
+# make check   lint, types and the quick tests, in about a minute
+# make lint    ruff (lint, format) and mypy; make format applies ruff
+# make bench   measure speed and memory: results/bench and docs/performance.md
+# make audit   bandit on the code, pip-audit on constraints.txt: docs/security.md
+# make docs    build the documentation as a website, in site/
+# make dist    build sdist and wheel, in dist/; make smoke tries the wheel in an empty environment
+# make fuzz    damaged files for every reader, two minutes each: results/fuzz.json
 
 PYTHON ?= python3.11
-# Another Python has an environment of its own, and 3.10 pins of its own: make test PYTHON=python3.12
+# Other versions of Python get an environment of their own, and 3.10 its own pins: make test PYTHON=python3.12
 VENV := .venv$(if $(filter-out python3.11,$(PYTHON)),-$(notdir $(PYTHON)))
 OLD := import sys; print("-3.10" if sys.version_info < (3, 11) else "")
 CONSTRAINTS := constraints$(shell $(PYTHON) -c '$(OLD)' 2>/dev/null).txt
 BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
+# Each core runs one test file at a time, with one thread: threads that share a core wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
-.PHONY: run test lint format bench audit fuzz docs dist smoke setup clean
+.PHONY: run test check lint format bench audit fuzz docs dist smoke setup clean
 
-run: setup
+run: $(VENV)/run-installed
 	$(BIN)/proxygml train glyphs $(QUICK_OPTIONS)
 
-# A file of tests at a time on each core, with one thread: threads that share a core wait for each other.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,7 +43,7 @@ bench: setup
 	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
-# In an environment of its own, which what is audited does not share. pip-audit asks a service for known holes.
+# pip-audit queries a vulnerability service. Both tools stay out of the environment they audit.
 audit: .venv-audit/installed
 	.venv-audit/bin/bandit --quiet --recursive proxygml --configfile pyproject.toml
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
@@ -48,16 +53,15 @@ audit: .venv-audit/installed
 	.venv-audit/bin/pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
 	touch $@
 
-# The documentation as a site, in site/. A warning is an error; that of the theme is about what MkDocs may become.
+# Warnings are errors, except the theme's warning about future versions of MkDocs.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The wheel and the sdist it is built from, in dist/.
 dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
-# The wheel in an empty environment: takes minutes and a network, or a folder of wheels that pip knows.
+# Takes minutes, and a network or a local folder of wheels.
 smoke: dist
 	$(BIN)/python -m tests.smoke dist
 
@@ -66,14 +70,22 @@ fuzz: setup
 
 setup: $(VENV)/installed
 
-# Installed again only when what is to be installed has changed.
-$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
-	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: install Python 3.11, or name yours (3.10 to 3.13) with make PYTHON=python3.12"; exit 1; }
-	@echo "Setting up $(VENV): a few minutes, once"
+# Each stamp file records an installation; it is repeated only when the requirements change.
+define install
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found: install Python 3.11, or choose 3.10 to 3.13 with make PYTHON=python3.12"; exit 1; }
+	@echo "Installing into $(VENV), which takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) setuptools
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[$(1)]'
+endef
+
+$(VENV)/run-installed: pyproject.toml $(CONSTRAINTS)
+	$(call install,browse)
 	touch $@
+
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	$(call install,dev)
+	touch $(VENV)/run-installed $@
 
 clean:
 	rm -rf .venv .venv-* build dist site *.egg-info

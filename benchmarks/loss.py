@@ -1,8 +1,8 @@
-"""Forward and backward of the loss beside its definition, its peers and the matrix products it cannot avoid.
+"""Forward and backward of the loss, compared with its definition, other losses and the necessary matrix products.
 
     python -m benchmarks.loss [--quick] [--only 0 2]
 
-Writes results/bench/loss.json; `python -m benchmarks.report` makes docs/performance.md of it.
+Writes results/bench/loss.json; `python -m benchmarks.report` renders it in docs/performance.md.
 """
 
 import argparse
@@ -16,11 +16,9 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from pytorch_metric_learning import losses as pml
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measuring import peak_megabytes, save, take_turns
+from benchmarks.profiling import peak_tensor_mb, print_table, save, time_interleaved
 from proxygml import ProxyGMLLoss
 from proxygml.losses.proxygml import buffers
 from proxygml.losses.proxygml.fused import fits_fused
@@ -31,9 +29,9 @@ class Case(NamedTuple):
     per_class: int
     dimension: int
     batch: int
-    links: float  # a fraction of all proxies, or from 1 on their number
+    links: float  # below 1: a fraction of all proxies
     weight: float  # of the regularizer
-    threads: int | None = None  # as many as there are
+    threads: int | None = None  # None: all
 
 
 CASES = {
@@ -51,11 +49,8 @@ BY_CLASSES["C = 1,000,000"] = Case(1_000_000, 1, 128, 32, 5000, 0.0)
 BY_BATCH = {f"B = {batch}": Case(11318, 1, 512, batch, 0.05, 0.0) for batch in (8, 32, 128, 512)}
 
 
-def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[], None]]:
-    """One forward and backward pass of each, by name; gradients are fresh in each, as after zero_grad().
-
-    The plots show the fastest peer only.
-    """
+def contenders(case: Case, *, fastest_only: bool = False) -> dict[str, Callable[[], None]]:
+    """Forward and backward pass of each contender, by name; `fastest_only` omits slower variants (for the plots)."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = torch.randn(case.batch, case.dimension, device=device, requires_grad=True)
@@ -74,24 +69,19 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
     ours = ProxyGMLLoss(case.classes, case.dimension, **settings).to(device)
     calls = {"proxygml": step(lambda: ours(samples, labels), ours.proxies)}
 
-    def like_ours(**options: object) -> ProxyGMLLoss:
-        """With the same proxies; only the way to the gradient differs."""
+    variants = {"definition": {"implementation": "definition"}}
+    if not fastest_only and fits_fused(case.batch, ours.proxies, ours.settings):
+        variants["proxygml, chunked"] = {"implementation": "chunked"}
+    if not case.weight:
+        variants["proxygml, sparse gradient"] = {"sparse_gradient": True}
+    for name, options in variants.items():
         loss = ProxyGMLLoss(case.classes, case.dimension, **settings, **options).to(device)
         loss.proxies = ours.proxies
-        return loss
-
-    others = {"definition": {"implementation": "definition"}}
-    if all_of_them and fits_fused(case.batch, ours.proxies, ours.settings):
-        others["proxygml, chunked"] = {"implementation": "chunked"}
-    if not case.weight:
-        others["proxygml, sparse gradient"] = {"sparse_gradient": True}
-    for name, options in others.items():
-        loss = like_ours(**options)
         calls[name] = step(lambda loss=loss: loss(samples, labels), ours.proxies)
     peers: dict[str, Callable[[], torch.nn.Module]] = {
         "ArcFace (PML)": lambda: pml.ArcFaceLoss(case.classes, case.dimension),
     }
-    if all_of_them and case.classes < 100_000:  # with more it takes a minute and is slower than ArcFace
+    if not fastest_only and case.classes < 100_000:  # with more it takes a minute and is slower than ArcFace
         peers["Proxy-Anchor (PML)"] = lambda: pml.ProxyAnchorLoss(case.classes, case.dimension)
     if case.per_class > 1:
         peers = {
@@ -102,8 +92,8 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
                 num_classes=case.classes, embedding_size=case.dimension, sub_centers=case.per_class
             ),
         }
-    for name, make in peers.items():
-        peer = make().to(device)
+    for name, build in peers.items():
+        peer = build().to(device)
         calls[name] = step(lambda peer=peer: peer(samples, labels), *peer.parameters())
 
     score_gradient = torch.ones(case.batch, case.classes * case.per_class, device=device)
@@ -112,7 +102,7 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
 
     @torch.no_grad()
     def products(*, normalized: bool) -> None:
-        """Unit proxies, or their norms alone, and the products that make scores and gradients; nothing else."""
+        """Normalize the proxies, or compute only their norms; then the matrix products of scores and gradients."""
         proxies = ours.proxies.flatten(0, 1)
         if normalized:
             proxies = F.normalize(proxies, dim=1)
@@ -132,60 +122,56 @@ def contenders(case: Case, *, all_of_them: bool = True) -> dict[str, Callable[[]
     }
 
 
-def measure(case: Case, seconds: float, least: int = 3, *, all_of_them: bool = True) -> dict:
+def measure(case: Case, seconds: float, min_rounds: int = 3, *, fastest_only: bool = False) -> dict:
     """Time and memory of every contender."""
-    calls = contenders(case, all_of_them=all_of_them)
+    calls = contenders(case, fastest_only=fastest_only)
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
-    found = take_turns(calls, seconds, least)
+    timings = time_interleaved(calls, seconds, min_rounds)
     torch.set_num_threads(threads)
-    with patch.object(buffers, "LARGE", math.inf):  # all gradients in memory of torch's, which counts its own alone
+    with patch.object(buffers, "LARGE", math.inf):  # the profiler sees only memory of torch's allocator
         for name, call in calls.items():
-            found[name]["mb"] = round(peak_megabytes(call), 2)
+            timings[name]["mb"] = round(peak_tensor_mb(call), 2)
     del calls
     gc.collect()
-    return {"case": case._asdict(), "contenders": found}
+    return {"case": case._asdict(), "contenders": timings}
 
 
-def show(title: str, found: dict) -> None:
-    contenders = found["contenders"]
-    ours = contenders["proxygml"]
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("", "median ms", "times ours", "quartiles", "peak MB", "times ours"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
-    for name, entry in contenders.items():
-        table.add_row(
+def show(title: str, timings: dict[str, dict]) -> None:
+    rows = [
+        (
             name,
-            f"{entry['ms']:.1f}",
-            f"{entry['times']:.2f}",
-            f"{entry['times_low']:.2f} to {entry['times_high']:.2f}",
-            f"{entry['mb']:.1f}",
-            f"{entry['mb'] / ours['mb']:.2f}",
+            f"{timing['ms']:.1f}",
+            f"{timing['ratio']:.2f}",
+            f"{timing['ratio_low']:.2f} to {timing['ratio_high']:.2f}",
+            f"{timing['mb']:.1f}",
+            f"{timing['mb'] / timings['proxygml']['mb']:.2f}",
         )
-    Console().print(table)
-    Console().print()
+        for name, timing in timings.items()
+    ]
+    print_table(title, ("", "median ms", "relative", "quartiles", "peak MB", "relative"), rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     numbered = ", ".join(f"{number} {name}" for number, name in enumerate(CASES))
-    parser.add_argument("--only", nargs="+", type=int, help=f"these cases, and write nothing: {numbered}")
+    parser.add_argument("--only", nargs="+", type=int, help=f"run these cases and write nothing: {numbered}")
     options = parser.parse_args()
-    seconds, least = (4, 3) if options.quick else (20, 8)
+    seconds, min_rounds = (4, 3) if options.quick else (20, 8)
     if options.only:
         for name in (list(CASES)[number] for number in options.only):
-            show(name, measure(CASES[name], seconds, least))
+            show(name, measure(CASES[name], seconds, min_rounds)["contenders"])
         return
-    found: dict[str, dict] = {"cases": {}, "by_classes": {}, "by_batch": {}}
+    results: dict[str, dict] = {"cases": {}, "by_classes": {}, "by_batch": {}}
     for group, cases in (("cases", CASES), ("by_classes", BY_CLASSES), ("by_batch", BY_BATCH)):
         for name, case in cases.items():
             if group == "cases":
-                found[group][name] = measure(case, seconds, least)
+                results[group][name] = measure(case, seconds, min_rounds)
             else:
-                found[group][name] = measure(case, seconds / 3, least=2, all_of_them=False)
-            show(name, found[group][name])
-    print(f"written: {save('loss', found)}")
+                results[group][name] = measure(case, seconds / 3, min_rounds=2, fastest_only=True)
+            show(name, results[group][name]["contenders"])
+    print(f"written: {save('loss', results)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How soon training begins on a million listed images, and what memory that takes.
+"""Startup time and memory of training on a million images.
 
-    python -m benchmarks.million_images [--images N] [--form table|tar] [--dry]
+    python -m benchmarks.million_images [--images N] [--form table|tar] [--dry-run]
 
-Makes a CSV list of so many paths, below a thousand links to one folder of a thousand small photos of a hundred classes
-(or tar files of as many photos), and begins to train on it in a process of its own: seconds from its start to the first
-step and to the fiftieth, and its memory then. The same on 1 % of the images beside it. Writes
-results/bench/million_images.json, of which `python -m benchmarks.report` makes a table in docs/scaling.md.
+Writes a CSV table of a million paths (a thousand links to one folder of a thousand small photos in a hundred classes),
+or tar files with as many photos. A new process starts training on it and measures the seconds and memory until the
+first and the fiftieth step. The same is done with 1 % of the images. Writes results/bench/million_images.json;
+`python -m benchmarks.report` renders it in docs/scaling.md.
 """
 
 import argparse
@@ -22,36 +22,36 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.measuring import RESULTS, load, resident_megabytes, save
-from proxygml.experiments.tables import Table
+from benchmarks.profiling import load, peak_resident_mb, resident_mb, save
+from proxygml.paper.tables import Table
 
 IMAGES, PHOTOS, CLASSES, STEPS = 1_000_000, 1_000, 100, 50
-IN_A_TAR = 100_000  # images
+IMAGES_PER_TAR = 100_000
 
 
 def make_table(folder: Path, images: int) -> Path:
-    """A list of so many images, the classes of half of which are for testing."""
+    """Write a CSV table of so many images."""
     photos = folder / "photos"
     photos.mkdir()
-    for number, photo in enumerate(made_photos()):
+    for number, photo in enumerate(synthetic_photos()):
         (photos / f"{number:03d}.jpg").write_bytes(photo)
     for link in range(-(-images // PHOTOS)):
         (folder / f"part{link:04d}").symlink_to("photos")
     with (folder / "list.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["path", "label"])
+        writer = csv.writer(file)
+        writer.writerow(["path", "label"])
         for number in range(images):
             part, photo = divmod(number, PHOTOS)
-            rows.writerow([f"part{part:04d}/{photo:03d}.jpg", f"class {photo % CLASSES}"])
+            writer.writerow([f"part{part:04d}/{photo:03d}.jpg", f"class {photo % CLASSES}"])
     return folder / "list.csv"
 
 
 def make_tars(folder: Path, images: int) -> Path:
-    """Tar files with so many images and their classes, as WebDataset writes them."""
-    photos = list(made_photos())
-    for start in range(0, images, IN_A_TAR):
-        with tarfile.open(folder / f"part{start // IN_A_TAR:04d}.tar", "w") as archive:
-            for number in range(start, min(start + IN_A_TAR, images)):
+    """Write tar files with images and labels in the layout of WebDataset."""
+    photos = synthetic_photos()
+    for start in range(0, images, IMAGES_PER_TAR):
+        with tarfile.open(folder / f"part{start // IMAGES_PER_TAR:04d}.tar", "w") as archive:
+            for number in range(start, min(start + IMAGES_PER_TAR, images)):
                 photo = number % PHOTOS
                 label = f"class {photo % CLASSES}".encode()
                 for ending, contents in ((".jpg", photos[photo]), (".cls", label)):
@@ -61,40 +61,39 @@ def make_tars(folder: Path, images: int) -> Path:
     return folder
 
 
-def made_photos() -> list[bytes]:
-    random, photos = np.random.default_rng(0), []
+def synthetic_photos() -> list[bytes]:
+    rng, photos = np.random.default_rng(0), []
     for _ in range(PHOTOS):
         file = io.BytesIO()
-        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
         coarse.resize((32, 32), Image.Resampling.BICUBIC).save(file, "JPEG")
         photos.append(file.getvalue())
     return photos
 
 
 def measure(form: str, data: Path, folder: Path) -> dict[str, float]:
-    """What a process that begins to train finds of itself."""
-    command = [sys.executable, "-m", "benchmarks.million_images", "--begin", form, str(data), str(folder)]
-    began = time.time()
-    done = subprocess.run([*command, str(began)], capture_output=True, text=True, check=False)
+    """Start training in a new process; its measurements."""
+    command = [sys.executable, "-m", "benchmarks.million_images", "--child", form, str(data), str(folder)]
+    done = subprocess.run([*command, str(time.time())], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def begin(form: str, data: str, folder: str, began: float) -> None:
-    """In a process of its own: train for some steps and say when they came."""
-    from proxygml.recipes import GLYPHS
-    from proxygml.training import train
+def start_training(form: str, data: str, folder: str, started: float) -> None:
+    """Train for a few steps and print when they finished, relative to `started`; runs in a new process."""
+    from proxygml.training.presets import GLYPHS
+    from proxygml.training.trainer import train
 
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
 
     def watch(what: str, done: int, total: int, note: str) -> None:
-        if what == "checking training images" and "listed_s" not in found:
-            found["listed_s"] = round(time.time() - began, 1)
+        if what == "checking training images" and "listed_s" not in measured:
+            measured["listed_s"] = round(time.time() - started, 1)
         if what == "training" and done in (1, STEPS):
-            found[f"step_{done}_s"] = round(time.time() - began, 1)
-            found[f"step_{done}_cpu_s"] = round(time.process_time(), 1)  # of this process, whatever else goes on
-            found[f"step_{done}_mb"] = round(resident_megabytes())
+            measured[f"step_{done}_s"] = round(time.time() - started, 1)
+            measured[f"step_{done}_cpu_s"] = round(time.process_time(), 1)
+            measured[f"step_{done}_mb"] = round(resident_mb())
             if done == STEPS:
                 raise KeyboardInterrupt
 
@@ -102,18 +101,17 @@ def begin(form: str, data: str, folder: str, began: float) -> None:
     try:
         train(recipe, Path(folder), progress=watch)
     except KeyboardInterrupt:
-        peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-        print(json.dumps(found | {"peak_mb": round(int(peak.split()[1]) / 1024)}))
+        print(json.dumps(measured | {"peak_mb": round(peak_resident_mb())}))
 
 
-def table(found: dict) -> Table:
+def table(results: dict) -> Table:
     rows = []
     for form in ("table", "tar"):
-        for what, one in found.get(form, {}).items():
-            images, turn = what.split(" images, ")
-            seconds = [f"{one[key]:.0f}" for key in ("listed_s", "step_1_s", "step_1_cpu_s", f"step_{STEPS}_s")]
-            rows.append((f"{int(images):,}, {form}, {turn}", *seconds, str(one["peak_mb"])))
-    columns = ("images", "listed, s", "first step, s", "the same, s of a processor", f"step {STEPS}, s", "MB at most")
+        for name, measured in results.get(form, {}).items():
+            images, start = name.split(" images, ")
+            seconds = [f"{measured[key]:.0f}" for key in ("listed_s", "step_1_s", "step_1_cpu_s", f"step_{STEPS}_s")]
+            rows.append((f"{int(images):,}, {form}, {start}", *seconds, str(measured["peak_mb"])))
+    columns = ("images", "listed, s", "first step, s", "first step, CPU s", f"step {STEPS}, s", "peak MB")
     return Table(columns, tuple(rows))
 
 
@@ -121,31 +119,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--form", choices=["table", "tar"], default="table")
-    parser.add_argument("--dry", action="store_true", help="write no results")
-    parser.add_argument("--begin", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.begin:
-        begin(*options.begin[:3], float(options.begin[3]))
+    if options.child:
+        start_training(*options.child[:3], float(options.child[3]))
         return
-    found = {}
+    results = {}
     for images in (options.images // 100, options.images):
-        with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "data").mkdir()
-            began = time.perf_counter()
-            data = (make_table if options.form == "table" else make_tars)(Path(place) / "data", images)
-            print(f"{images:,} images in a {options.form}, made in {time.perf_counter() - began:.0f} s", flush=True)
-            for turn in ("first start", "second start"):  # what a first one keeps serves the next
-                found[f"{images} images, {turn}"] = one = measure(options.form, data, Path(place) / turn)
-                print(
-                    f"  {turn}: listed after {one['listed_s']:.1f} s, first step after {one['step_1_s']:.1f} s "
-                    f"({one['step_1_cpu_s']:.1f} of a processor), step {STEPS} after {one[f'step_{STEPS}_s']:.1f} s; "
-                    f"at most {one['peak_mb']:.0f} MB",
-                    flush=True,
-                )
-    if not options.dry:
-        before = load("million_images") if (RESULTS / "million_images.json").exists() else {}
-        kept = {form: before[form] for form in ("table", "tar") if form in before}
-        print(save("million_images", kept | {options.form: found}))
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "data").mkdir()
+            data = (make_table if options.form == "table" else make_tars)(Path(folder) / "data", images)
+            for start in ("first start", "second start"):  # the second one reads caches
+                results[f"{images} images, {start}"] = measure(options.form, data, Path(folder) / start)
+    print(table({options.form: results}).to_markdown())
+    if not options.dry_run:
+        previous = load("million_images")
+        kept = {form: previous[form] for form in ("table", "tar") if form in previous}
+        print(save("million_images", kept | {options.form: results}))
 
 
 if __name__ == "__main__":

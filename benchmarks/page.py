@@ -1,10 +1,9 @@
-"""The page of `proxygml browse` with 100,000 vectors in a headless Chromium: frames of its map, answers of its server.
+"""The page of `proxygml browse` with 100,000 vectors in headless Chromium: frame rate of the map, response times.
 
     python -m benchmarks.page [--points 100000]
 
-Writes results/bench/page.json, of which `python -m benchmarks.report` makes a part of docs/performance.md. Frames are
-drawn while the map is dragged in circles by a mouse. Least is what a frame's points take where nobody else works; calls
-that find nothing to draw are left out.
+Frames are counted while the mouse drags the map in circles. Draw calls with nothing to draw are ignored. Writes
+results/bench/page.json; `python -m benchmarks.report` renders it in docs/performance.md.
 """
 
 import argparse
@@ -21,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.measuring import save
+from benchmarks.profiling import save
 
-SCREENS = {"1280 x 800": (1280, 800, 1), "1920 x 1080": (1920, 1080, 1), "1280 x 800, fine (2 x)": (1280, 800, 2)}
+SCREENS = {"1280 x 800": (1280, 800, 1), "1920 x 1080": (1920, 1080, 1), "1280 x 800, HiDPI (2x)": (1280, 800, 2)}
 DIMENSIONS, CLASSES = 128, 500
-# Every frame's distance to the one before it, and how long its points took to draw.
+# The time between frames, and the time to draw the points of each frame.
 WATCH = """() => {
   window.gaps = []; window.draws = [];
   let last = 0;
@@ -44,7 +43,7 @@ WATCH = """() => {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of dragging, on each screen")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of dragging per screen")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "random.npz"
@@ -52,24 +51,24 @@ def main() -> None:
         command = [sys.executable, "-m", "proxygml", "browse", path, "--port", "0", "--no-open"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                found = measure(re.search(r"http://\S+", server.stdout.readline())[0], options.seconds)
+                results = measure(re.search(r"http://\S+", server.stdout.readline())[0], options.seconds)
             finally:
                 server.terminate()
-    print(json.dumps(found, indent=1))
-    print(f"written: {save('page', {'points': options.points} | found)}")
+    print(json.dumps(results, indent=1))
+    print(f"written: {save('page', {'points': options.points} | results)}")
 
 
 def write_vectors(path: Path, count: int) -> None:
-    """Unit vectors around the centres of some classes."""
-    random = np.random.default_rng(0)
+    """Write unit vectors around the centers of some classes."""
+    rng = np.random.default_rng(0)
     labels = np.arange(count) % CLASSES
-    vectors = random.normal(size=(CLASSES, DIMENSIONS))[labels] + 1.2 * random.normal(size=(count, DIMENSIONS))
+    vectors = rng.normal(size=(CLASSES, DIMENSIONS))[labels] + 1.2 * rng.normal(size=(count, DIMENSIONS))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     np.savez(path, vectors=vectors.astype(np.float32), labels=labels)
 
 
 def measure(address: str, seconds: float) -> dict:
-    """Frames on each screen, then the server's times."""
+    """Frame rates on each screen, then response times of the server."""
     screens = {}
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -77,16 +76,16 @@ def measure(address: str, seconds: float) -> dict:
             size = {"width": width, "height": height}
             page = browser.new_context(viewport=size, device_scale_factor=ratio).new_page()
             page.goto(f"{address}/#view=map")
-            until(page, "places !== null && colours !== null && frame === 0")
+            until(page, "places !== null && colors !== null && frame === 0")
             page.evaluate(WATCH)
             drag(page, seconds)
             gaps, draws = (np.array(values) for values in page.evaluate("unwatch()"))
             draws = draws[draws > 0.5]
             screens[name] = {
-                "frames_a_second": round(1000 * len(gaps) / gaps.sum(), 1),
+                "frames_per_second": round(1000 * len(gaps) / gaps.sum(), 1),
                 "gap_ms": round(float(np.median(gaps)), 1),
                 "gap_ms_95": round(float(np.quantile(gaps, 0.95)), 1),
-                "points_ms_least": round(float(draws.min()), 1),
+                "points_ms_min": round(float(draws.min()), 1),
                 "points_ms": round(float(np.median(draws)), 1),
             }
         asked = "() => { const t = performance.now(); return ask('/api/images/7').then(() => performance.now() - t); }"

@@ -3,8 +3,8 @@
     python examples/million_classes.py
     torchrun --nproc-per-node=2 examples/million_classes.py
 
-Items are made up: what tells classes apart lies in a few directions, hidden in louder ones that say nothing. A linear
-network has to find them. It is scored on classes that it never sees.
+The data is synthetic: a few informative directions among louder, uninformative ones. A linear network has to find
+them, and is evaluated on unseen classes.
 """
 
 import argparse
@@ -24,32 +24,32 @@ from torch import Tensor, nn
 from proxygml import ProxyGMLLoss, ProxyGMLSettings, RowAdam, ShardedProxyGMLLoss
 from proxygml.evaluation import evaluate
 
-TELLING, LOUD = 48, 208  # directions of an item that tell classes apart, and that do not
-FEATURES = TELLING + LOUD
+INFORMATIVE, NOISE = 48, 208  # number of directions that depend on the class, and that do not
+FEATURES = INFORMATIVE + NOISE
 
 
 class Items:
-    """Items of any class, made up when they are asked for: nothing of the size of all classes is kept."""
+    """Synthetic items, generated on demand: memory does not grow with the number of classes."""
 
     def __init__(self) -> None:
         self.mixing = torch.linalg.qr(torch.randn(FEATURES, FEATURES, generator=torch.Generator().manual_seed(0)))[0]
-        self.kinds = torch.randn(1000, TELLING, generator=torch.Generator().manual_seed(1))
+        self.superclasses = torch.randn(1000, INFORMATIVE, generator=torch.Generator().manual_seed(1))
 
-    def centres(self, classes: Tensor) -> Tensor:
-        """What is common to the items of each class (B,): (B, TELLING). Classes are near others of their kind."""
-        steps = torch.arange(1, TELLING + 1)
-        own = torch.sin(classes[:, None].double() * steps.double().sqrt() * 12.9898 + steps).float()  # looks random
-        return self.kinds[classes % len(self.kinds)] + own
+    def centers(self, classes: Tensor) -> Tensor:
+        """Class centers: classes (B,) -> (B, INFORMATIVE). Classes of the same superclass are close."""
+        steps = torch.arange(1, INFORMATIVE + 1)
+        offsets = torch.sin(classes[:, None].double() * steps.double().sqrt() * 12.9898 + steps).float()  # a hash
+        return self.superclasses[classes % len(self.superclasses)] + offsets
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Tensor:
-        """One item of each class (B,): (B, FEATURES)."""
-        telling = self.centres(classes) + 0.7 * torch.randn(len(classes), TELLING, generator=generator)
-        loud = 2 * torch.randn(len(classes), LOUD, generator=generator)
-        return torch.cat([telling, loud], dim=1) @ self.mixing
+        """One random item per class: classes (B,) -> (B, FEATURES)."""
+        informative = self.centers(classes) + 0.7 * torch.randn(len(classes), INFORMATIVE, generator=generator)
+        noise = 2 * torch.randn(len(classes), NOISE, generator=generator)
+        return torch.cat([informative, noise], dim=1) @ self.mixing
 
 
-def score(network: nn.Module, items: Items, first_unseen: int) -> float:
-    """Recall@1 of 2,000 unseen classes of 4 items each."""
+def recall_at_1(network: nn.Module, items: Items, first_unseen: int) -> float:
+    """Recall@1 on 2,000 unseen classes with 4 items each."""
     classes = torch.arange(first_unseen, first_unseen + 2000).repeat_interleave(4)
     with torch.no_grad():
         vectors = F.normalize(network(items.draw(classes, torch.Generator().manual_seed(2))), dim=1)
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=1_000_000)
     parser.add_argument("--links", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=64, help="of all processes together")
-    parser.add_argument("--out", type=Path, help="where to write the log as JSON")
+    parser.add_argument("--batch", type=int, default=64, help="batch size over all processes")
+    parser.add_argument("--out", type=Path, help="write the log here, as JSON")
     options = parser.parse_args()
     processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     torch.manual_seed(0)
@@ -74,35 +74,35 @@ def main() -> None:
         dist.init_process_group("gloo")
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
         loss = ShardedProxyGMLLoss(options.classes, 128, settings)
-        first, trained = loss.first_class, nn.parallel.DistributedDataParallel(network)
+        first, model = loss.first_class, nn.parallel.DistributedDataParallel(network)
     else:
         loss = ProxyGMLLoss(options.classes, 128, **asdict(settings))
-        first, trained = 0, network
-    with torch.no_grad():  # each class begins at one of its items: with so many, most are seen only once or twice
-        for part in torch.arange(first, first + len(loss.proxies)).split(2**14):
-            own = torch.Generator().manual_seed(int(part[0]))
-            loss.proxies[part - first, 0] = F.normalize(network(items.draw(part, own)), dim=1)
+        first, model = 0, network
+    with torch.no_grad():  # start each proxy at an item of its class: most classes are seen only once or twice
+        for classes in torch.arange(first, first + len(loss.proxies)).split(2**14):
+            generator = torch.Generator().manual_seed(int(classes[0]))
+            loss.proxies[classes - first, 0] = F.normalize(network(items.draw(classes, generator)), dim=1)
     optimizer = RowAdam(
         [{"params": network.parameters(), "lr": 5e-3}, {"params": loss.parameters(), "lr": 1e-3}], fused=True
     )
 
-    chance = torch.Generator().manual_seed(3)
-    log, began = [], time.perf_counter()
+    generator = torch.Generator().manual_seed(3)
+    log, start = [], time.perf_counter()
     for step in range(options.steps + 1):
         if step % max(1, options.steps // 10) == 0 and rank == 0:
-            recall = score(network, items, options.classes)
-            seconds, memory = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            recall = recall_at_1(network, items, options.classes)
+            seconds, memory = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             log.append({"step": step, "seconds": seconds, "recall@1": recall, "gigabytes": memory})
             print(f"step {step:5d} {seconds:6.1f} s   Recall@1 {100 * recall:5.1f} %   {memory:.2f} GB", flush=True)
-        classes = torch.randint(options.classes, (options.batch,), generator=chance)
-        features = items.draw(classes, chance)
-        mine = slice(rank * len(classes) // processes, (rank + 1) * len(classes) // processes)
-        value = loss(trained(features[mine]), classes[mine])
+        classes = torch.randint(options.classes, (options.batch,), generator=generator)
+        features = items.draw(classes, generator)
+        local = slice(rank * len(classes) // processes, (rank + 1) * len(classes) // processes)
+        value = loss(model(features[local]), classes[local])
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
         if not math.isfinite(value.item()):
-            raise SystemExit(f"the loss became {value.item()} in step {step}")
+            raise SystemExit(f"the loss is {value.item()} at step {step}")
     if rank == 0 and options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(

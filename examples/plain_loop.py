@@ -1,24 +1,24 @@
-"""The loss in a plain PyTorch loop: a network, its embeddings, one more parameter group, done."""
+"""ProxyGML in a plain PyTorch training loop: the proxies are a second parameter group."""
 
 import torch
 
 from proxygml import ProxyGMLLoss
 
 torch.manual_seed(0)
-classes, width = 20, 64
-centres = torch.randn(classes, width)
+classes, dim = 20, 64
+centers = torch.randn(classes, dim)
 
 
 def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy features around the centre of each class, in place of your own data."""
+    """Synthetic data, replace with yours: noisy features around a center for each class."""
     labels = torch.randint(classes, (size,))
-    return centres[labels] + 2 * torch.randn(size, width), labels
+    return centers[labels] + 2 * torch.randn(size, dim), labels
 
 
-network = torch.nn.Sequential(torch.nn.Linear(width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+network = torch.nn.Sequential(torch.nn.Linear(dim, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
 loss = ProxyGMLLoss(num_classes=classes, embedding_dim=32, proxies_per_class=3, ratio=0.2)
 optimizer = torch.optim.Adam(
-    [{"params": network.parameters(), "lr": 1e-3}, {"params": loss.parameters(), "lr": 3e-2}]  # proxies learn too
+    [{"params": network.parameters(), "lr": 1e-3}, {"params": loss.parameters(), "lr": 3e-2}]  # the proxies
 )
 
 for step in range(1, 201):

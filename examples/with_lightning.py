@@ -1,4 +1,4 @@
-"""ProxyGML inside Lightning: a loss that is part of the module moves, trains and is saved with it."""
+"""ProxyGML with Lightning: as a submodule, the loss is moved, trained and saved with the network."""
 
 import lightning
 import torch
@@ -9,7 +9,7 @@ from proxygml.evaluation import evaluate
 
 
 class Embedding(lightning.LightningModule):
-    """A network and its proxies. Both are in every checkpoint of Lightning."""
+    """A network and its proxies; checkpoints contain both."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -23,22 +23,22 @@ class Embedding(lightning.LightningModule):
         return value
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> None:
-        features, labels = batch  # all of them in one batch, since each is searched among all others
+        features, labels = batch  # one batch with all samples: each is compared with all others
         self.log("recall_at_1", evaluate(self.network(features), labels, cluster=False).recall[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         groups = [
             {"params": self.network.parameters(), "lr": 1e-3},
-            {"params": self.loss.parameters(), "lr": 3e-2},  # proxies learn faster
+            {"params": self.loss.parameters(), "lr": 3e-2},  # the proxies
         ]
         return torch.optim.Adam(groups)
 
 
 def vectors(classes: int, images: int) -> TensorDataset:
-    """In place of your own data: 16 numbers that tell the class and 48 louder ones that do not."""
+    """Synthetic data, replace with yours: 16 informative features and 48 louder, uninformative ones."""
     labels = torch.arange(classes).repeat_interleave(images)
-    telling = torch.randn(classes, 16)[labels] + 0.3 * torch.randn(len(labels), 16)
-    return TensorDataset(torch.cat([telling, 2 * torch.randn(len(labels), 48)], dim=1), labels)
+    informative = torch.randn(classes, 16)[labels] + 0.3 * torch.randn(len(labels), 16)
+    return TensorDataset(torch.cat([informative, 2 * torch.randn(len(labels), 48)], dim=1), labels)
 
 
 lightning.seed_everything(0, verbose=False)

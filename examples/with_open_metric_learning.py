@@ -1,6 +1,6 @@
-"""ProxyGML inside open-metric-learning (OML): its dataset, sampler and extractor interfaces, its metrics, our loss.
+"""ProxyGML with open-metric-learning (OML): its dataset, sampler, extractor and metrics with our loss.
 
-OML 4.0 asks for NumPy 1 and torchvision, so that pip does not install it beside NumPy 2, with which it works:
+OML 4.0 works with NumPy 2, but requires NumPy 1 and torchvision, so install it without dependencies:
 
     pip install --no-deps open-metric-learning==4.0.0 omegaconf antlr4-python3-runtime==4.9.3 validators gdown
     pip install beautifulsoup4
@@ -16,18 +16,18 @@ from oml.samplers.balance import BalanceSampler
 from proxygml import ProxyGMLLoss
 
 torch.manual_seed(0)
-np.random.seed(0)  # noqa: NPY002, the sampler draws from it
+np.random.seed(0)  # noqa: NPY002, the sampler uses it
 
 
 class Vectors(ILabeledDataset):
-    """In place of your own data: 16 numbers that tell the class and 48 louder ones that do not."""
+    """Synthetic data, replace with yours: 16 informative features and 48 louder, uninformative ones."""
 
     input_tensors_key, index_key = "input_tensors", "idx"
 
     def __init__(self, classes: int, images: int) -> None:
         self.labels = torch.arange(classes).repeat_interleave(images)
-        telling = torch.randn(classes, 16)[self.labels] + 0.3 * torch.randn(len(self.labels), 16)
-        self.features = torch.cat([telling, 2 * torch.randn(len(self.labels), 48)], dim=1)
+        informative = torch.randn(classes, 16)[self.labels] + 0.3 * torch.randn(len(self.labels), 16)
+        self.features = torch.cat([informative, 2 * torch.randn(len(self.labels), 48)], dim=1)
         self.extra_data = {}
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Vectors(ILabeledDataset):
 
 
 class Extractor(IExtractor):
-    """A small network; yours may be OML's `ViTExtractor.from_pretrained(...)`."""
+    """A small network, in place of e.g. OML's `ViTExtractor.from_pretrained(...)`."""
 
     def __init__(self) -> None:
         super().__init__()

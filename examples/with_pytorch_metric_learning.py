@@ -1,4 +1,4 @@
-"""ProxyGML inside pytorch-metric-learning: its sampler, trainer and accuracy, with our loss as `metric_loss`."""
+"""ProxyGML with pytorch-metric-learning: its sampler, trainer and accuracy with our loss as `metric_loss`."""
 
 import logging
 
@@ -9,16 +9,16 @@ from torch.utils.data import TensorDataset
 
 from proxygml import ProxyGMLLoss
 
-logging.getLogger("PML").setLevel(logging.ERROR)  # the trainer would tell of every epoch
+logging.getLogger("PML").setLevel(logging.ERROR)  # no message per epoch
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def vectors(classes: int, images: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """In place of your own data: 16 numbers that tell the class and 48 louder ones that do not."""
+    """Synthetic data, replace with yours: 16 informative features and 48 louder, uninformative ones."""
     labels = torch.arange(classes).repeat_interleave(images)
-    telling = torch.randn(classes, 16)[labels] + 0.3 * torch.randn(len(labels), 16)
-    return torch.cat([telling, 2 * torch.randn(len(labels), 48)], dim=1), labels
+    informative = torch.randn(classes, 16)[labels] + 0.3 * torch.randn(len(labels), 16)
+    return torch.cat([informative, 2 * torch.randn(len(labels), 48)], dim=1), labels
 
 
 def recall(network: torch.nn.Module, features: torch.Tensor, labels: torch.Tensor) -> float:

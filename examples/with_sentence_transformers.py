@@ -1,6 +1,6 @@
-"""ProxyGML inside sentence-transformers: sentences with a class each, in its own trainer.
+"""ProxyGML with sentence-transformers: labeled sentences, trained with its own trainer.
 
-The model here is tiny and starts from random weights, so that nothing is downloaded; yours is
+This tiny model starts from random weights and needs no download; replace it with e.g.
 `SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2")`.
 """
 
@@ -23,7 +23,7 @@ from proxygml.evaluation import evaluate
 
 
 class SentenceLoss(torch.nn.Module):
-    """What the trainer asks of a loss: tokens of each column of the dataset, and labels, -> scalar."""
+    """The trainer's loss interface: token features of each dataset column, labels (B,) -> scalar."""
 
     def __init__(self, model: SentenceTransformer, loss: ProxyGMLLoss) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SentenceLoss(torch.nn.Module):
 
 
 def tiny_model(words: list[str]) -> SentenceTransformer:
-    """A small BERT with random weights that knows these words."""
+    """A small BERT with random weights and this vocabulary."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -57,10 +57,10 @@ def tiny_model(words: list[str]) -> SentenceTransformer:
 
 
 def sentences(topics: list[list[str]], others: list[str], each: int) -> Dataset:
-    """In place of your own: two words of a topic among four that say nothing."""
+    """Synthetic data, replace with yours: two words of a topic among four uninformative ones."""
     labels = [label for label in range(len(topics)) for _ in range(each)]
-    drawn = [random.sample(topics[label], 2) + random.sample(others, 4) for label in labels]
-    return Dataset.from_dict({"sentence": [" ".join(words) for words in drawn], "label": labels})
+    words = [random.sample(topics[label], 2) + random.sample(others, 4) for label in labels]
+    return Dataset.from_dict({"sentence": [" ".join(sentence) for sentence in words], "label": labels})
 
 
 def recall(model: SentenceTransformer, data: Dataset) -> float:
@@ -85,9 +85,9 @@ with tempfile.TemporaryDirectory() as folder:
             num_train_epochs=10,
             per_device_train_batch_size=32,
             learning_rate=1e-3,
-            learning_rate_mapping={r"loss\.proxies": 3e-2},  # the trainer trains them with the network
+            learning_rate_mapping={r"loss\.proxies": 3e-2},  # the proxies
             lr_scheduler_type="constant",
-            save_strategy="no",  # its checkpoints would be of the model alone, without the proxies
+            save_strategy="no",  # checkpoints would not contain the proxies
             report_to="none",
             logging_strategy="no",
             disable_tqdm=True,

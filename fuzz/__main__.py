@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from proxygml.display import drawn_progress, output
-from proxygml.experiments.tables import Table
-from proxygml.extras import library
-from proxygml.files import written_whole
-from proxygml.runs import provenance
+from proxygml.cli.display import drawn_progress, output
+from proxygml.files import atomic_write
+from proxygml.optional import library
+from proxygml.paper.tables import Table
+from proxygml.training.run import provenance
 
 SECONDS_OF_AN_INPUT, MEGABYTES = 60, 2048  # on the clock: others may keep the machine busy
 FOUND = Path("runs/fuzz")
@@ -77,7 +77,7 @@ def main() -> None:
             for said in found["failures"]:
                 output.print(f"  {said}", highlight=False, markup=False)
             kept = summary({name: targets[name] for name in READERS if name in targets})
-            with written_whole(options.out) as draft:  # now, so that it can be stopped at will
+            with atomic_write(options.out) as draft:  # now, so that it can be stopped at will
                 draft.write_text(json.dumps(kept, indent=1) + "\n")
     output.print(table(kept), highlight=False)
     counts = f"{len(targets)} readers, {kept['runs']:,} inputs, {kept['failures']} failures"
@@ -93,13 +93,17 @@ def summary(targets: dict[str, dict]) -> dict:
     return {"runs": runs, "failures": failures, "targets": targets, "made_by": made_by}
 
 
-def table(found: dict) -> str:
-    """What was found, as Markdown, for docs/security.md."""
+def table(results: dict) -> str:
+    """The results as a Markdown table for docs/security.md."""
+    targets = results["targets"]
     rows = [
-        (name, f"{one['runs']:,}", str(one["branches"]), str(one["peak_mb"]), str(len(one["failures"])))
-        for name, one in found["targets"].items()
+        (name, f"{target['runs']:,}", str(target["branches"]), str(len(target["failures"])))
+        for name, target in targets.items()
     ]
-    return Table(("reader", "inputs", "branches reached", "MB at most", "failures"), tuple(rows)).to_markdown()
+    peak = max(target["peak_mb"] for target in targets.values())
+    return (
+        Table(("reader", "inputs", "branches", "failures"), tuple(rows)).to_markdown() + f"\nPeak memory: {peak} MB.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from numpy.lib import _format_impl
 
 with atheris.instrument_imports(include=["proxygml"]):
     from fuzz.readers import READERS, complaint
-    from proxygml.datasets import DATASETS
+    from proxygml.data import DATASETS
 
     for dataset in READERS.keys() & DATASETS:  # otherwise they would be imported when first read, which is too late
-        importlib.import_module(f"proxygml.datasets.{dataset}")
+        importlib.import_module(f"proxygml.data.{dataset}")
 
 atheris.instrument_func(torch._weights_only_unpickler.Unpickler.load)
 atheris.instrument_func(_format_impl._read_array_header)

@@ -16,15 +16,15 @@ from safetensors.torch import save as safetensors
 from fuzz import seeds
 from fuzz.seeds import BETWEEN
 from proxygml.backbones.weights import read_tensors
-from proxygml.cache import shrunk
-from proxygml.datasets import ImageList, load
-from proxygml.datasets.check import find_problems
+from proxygml.data import ImageList, load
+from proxygml.data.cache import shrunk
+from proxygml.data.check import find_problems
+from proxygml.data.images import Augmentation, Crops
 from proxygml.embeddings import Embeddings
-from proxygml.experiments.found import Found, known_runs, load_runs
-from proxygml.exported import read_description
-from proxygml.images import Augmentation, Crops
-from proxygml.index import Index
-from proxygml.runs import Run
+from proxygml.export.runtime import read_description
+from proxygml.paper.found import Found, known_runs, load_runs
+from proxygml.retrieval import Index
+from proxygml.training.run import Run
 
 LONGEST = 2000  # characters of a message that a person can still read
 

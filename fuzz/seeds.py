@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from proxygml.embeddings import Embeddings
-from proxygml.exported import Description
-from proxygml.index import Index
-from proxygml.recipes import GLYPHS, Recipe
+from proxygml.export.runtime import Description
+from proxygml.retrieval import Index
+from proxygml.training.presets import GLYPHS
+from proxygml.training.recipe import Recipe
 
 BETWEEN = b"\n\0\n"  # the files of an input that is several files
 
@@ -185,7 +186,7 @@ def pictures() -> list[bytes]:
 
 def descriptions() -> list[bytes]:
     known = {"format": "onnx", "sha256": hashlib.sha256(b"network").hexdigest(), "model": "x", "image_size": 32}
-    known |= {"crop_share": 0.875, "embedding_dim": 8, "unit_length": True, "compared_with": "images"}
+    known |= {"crop_fraction": 0.875, "embedding_dim": 8, "unit_length": True, "compared_with": "images"}
     return [Description(**known, largest_difference=1e-6, recipe=json.loads(Recipe().to_json())).to_json().encode()]
 
 
@@ -206,7 +207,7 @@ def runs() -> list[bytes]:
 @cache
 def indices() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        index = Index.create(Path(folder) / "index", width=3, model="x")
+        index = Index.create(Path(folder) / "index", dim=3, model="x")
         index.add(some_embeddings())
         index.close()
         return [(Path(folder) / "index" / "items.sqlite").read_bytes()]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from proxygml.version import __version__
 
 if TYPE_CHECKING:
-    from proxygml.estimator import ProxyGMLEmbedding
+    from proxygml.features.estimator import ProxyGMLEmbedding
     from proxygml.losses.proxygml.definition import proxygml_loss
     from proxygml.losses.proxygml.module import ProxyGMLLoss
     from proxygml.losses.proxygml.settings import ProxyGMLSettings
     from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss
-    from proxygml.optimizers import RowAdam
+    from proxygml.optim import RowAdam
 
 __all__ = [
     "ProxyGMLEmbedding",
@@ -23,10 +23,10 @@ __all__ = [
     "proxygml_loss",
 ]
 _HOMES = {
-    "ProxyGMLEmbedding": "estimator",
+    "ProxyGMLEmbedding": "features.estimator",
     "ProxyGMLLoss": "losses.proxygml.module",
     "ProxyGMLSettings": "losses.proxygml.settings",
-    "RowAdam": "optimizers",
+    "RowAdam": "optim",
     "ShardedProxyGMLLoss": "losses.proxygml.sharded",
     "proxygml_loss": "losses.proxygml.definition",
 }

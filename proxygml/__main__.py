@@ -4,7 +4,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from proxygml.launching import is_first_process
+from proxygml.distributed.launch import is_first_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def main() -> None:
     """Run a command; signals end it where that can be said in a line, from its first moment to its last."""
     _answer(_end_at_once)  # an exception in the midst of an import may get lost, or be told in pages
-    from proxygml.cli import main as run_command
+    from proxygml.cli.main import main as run_command
 
     _answer(signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""Vectors with labels and paths, in one .npz: whoever brings features of their own enters here."""
+"""Embeddings: vectors with labels and paths, stored as .npz; and the functions that compute them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxygml.files import check_texts, one_line, refuse_swelling, written_whole
-from proxygml.images import Crops, FeatureCrops
-from proxygml.loading import loaded
+from proxygml.data.images import Crops, FeatureCrops
+from proxygml.data.loading import loaded
+from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb
 
 if TYPE_CHECKING:
     import torch
@@ -22,15 +22,14 @@ class Embeddings:
     vectors: np.ndarray  # (M, D) floats
     labels: np.ndarray  # (M,) integers
     paths: np.ndarray  # (M,) strings
-    class_names: np.ndarray = field(default_factory=lambda: np.empty(0, "U1"))  # (C,) strings, or none
-    model: str = ""  # the mark of the model that made them, as `Run.mark`; empty where that is not known
+    class_names: np.ndarray = field(default_factory=lambda: np.empty(0, "U1"))  # (C,) strings, or empty
+    model: str = ""  # `Run.model_id` of the model that computed them; empty if unknown
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or not np.issubdtype(self.vectors.dtype, np.floating):
             raise ValueError(f"expected vectors as floats (M, D), got {self.vectors.dtype} {self.vectors.shape}")
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu":
-            came = f"{self.labels.dtype} {self.labels.shape}"
-            raise ValueError(f"expected integer labels (M,), got {came}: number the classes")
+            raise ValueError(f"expected integer labels (M,), got {self.labels.dtype} {self.labels.shape}")
         if not len(self.vectors) == len(self.labels) == len(self.paths):
             raise ValueError(
                 f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
@@ -38,66 +37,67 @@ class Embeddings:
             )
         outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
         if len(self.class_names) and len(outside):
-            raise ValueError(f"expected labels below {len(self.class_names)}, as there are names, got {outside[0]}")
+            raise ValueError(f"expected labels below {len(self.class_names)} (class_names), got {outside[0]}")
 
     def class_name(self, label: int) -> str:
-        """What a class is called; its number where it has no name."""
+        """Name of a class; its number if it has no name."""
         return str(self.class_names[label]) if len(self.class_names) else str(label)
 
     def save(self, path: Path) -> None:
-        """Write all to one .npz, whole or not at all."""
-        with written_whole(path) as temporary, temporary.open("wb") as file:
+        """Write one .npz, atomically."""
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Embeddings":
-        """What `save` wrote, or any .npz with vectors and labels, which may be names of classes.
+        """Load what `save` wrote, or any .npz with vectors and labels (integers or class names).
 
-        Images without paths are called by their number.
+        Without paths, images are named by their row number.
         """
-        with Path(path).open("rb") as file:  # what the system says of the file is said as it is
+        with Path(path).open("rb") as file:
             try:
-                refuse_swelling(file)
-                return cls._of(np.load(file, allow_pickle=False))
-            except Exception as error:  # on damaged bytes numpy and zipfile raise whatever they stumble over
-                raise ValueError(f"{path} does not hold embeddings: {one_line(error)}") from error
+                reject_zip_bomb(file)
+                return cls._from_npz(np.load(file, allow_pickle=False))
+            except Exception as error:  # numpy and zipfile raise any type of error on damaged files
+                raise ValueError(f"{path} does not contain embeddings: {one_line(error)}") from error
 
     @classmethod
-    def _of(cls, stored: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
+    def _from_npz(cls, stored: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
         if isinstance(stored, np.ndarray) or stored.zip is None:
-            raise ValueError("one array, where vectors and labels are needed")
-        for entry in stored.zip.infolist():  # an altered directory would leave an array out without a word
-            stored.zip.open(entry).close()  # compares its name with that at its place in the file
+            raise ValueError("expected arrays vectors and labels, got a single array")
+        for entry in stored.zip.infolist():  # a damaged directory could silently drop an array
+            stored.zip.open(entry).close()  # compares the name in the directory with the name at the entry
             if entry.comment:
-                raise ValueError(f"{entry.filename} has swallowed what follows it")
-        missing = {"vectors", "labels"} - set(stored)
-        if missing:
+                raise ValueError(f"the directory is damaged at {entry.filename}")
+        if missing := {"vectors", "labels"} - set(stored):
             raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(stored) or 'nothing'}")
-        known = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in stored]
-        arrays = {name: np.asarray(stored[name]) for name in known}  # what is no array comes as bytes
-        vectors, labels = arrays["vectors"], arrays["labels"]
+        names = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in stored]
+        arrays = {name: np.asarray(stored[name]) for name in names}  # entries that are not .npy come as bytes
         for name, array in arrays.items():
-            if array.ndim and len(array) and not array.nbytes:  # however many rows it claims
+            if array.ndim and len(array) and not array.nbytes:
                 raise ValueError(f"{name} of shape {array.shape} has no bytes")
+        labels = arrays["labels"]
         paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
-        names = arrays["class_names"] if "class_names" in arrays else np.empty(0, "U1")
+        class_names = arrays["class_names"] if "class_names" in arrays else np.empty(0, "U1")
         if labels.ndim == 1 and labels.dtype.kind == "U":
-            names, labels = np.unique(labels, return_inverse=True)
-        paths, names = (texts.astype(str) if texts.dtype.kind in "iu" else texts for texts in (paths, names))
+            class_names, labels = np.unique(labels, return_inverse=True)
+        paths, class_names = (
+            texts.astype(str) if texts.dtype.kind in "iu" else texts for texts in (paths, class_names)
+        )
         check_texts("paths", paths)
-        check_texts("class_names", names)
+        check_texts("class_names", class_names)
         model = str(arrays["model"]) if "model" in arrays and arrays["model"].size == 1 else ""
-        return cls(vectors, labels, paths, names, model)
+        return cls(arrays["vectors"], labels, paths, class_names, model)
 
 
-def joined(parts: Sequence[Embeddings]) -> Embeddings:
-    """All of several that one model made; their classes are told apart by name."""
+def concatenate(parts: Sequence[Embeddings]) -> Embeddings:
+    """Several embeddings of one model as one; classes with the same name are merged."""
     if len(parts) == 1:
         return parts[0]
     names = np.unique(np.concatenate([part.class_names for part in parts]))
-    labels = [np.searchsorted(names, part.class_names)[part.labels] for part in parts]
-    vectors, paths = (np.concatenate([getattr(part, each) for part in parts]) for each in ("vectors", "paths"))
-    return Embeddings(vectors, np.concatenate(labels), paths, names, parts[0].model)
+    labels = np.concatenate([np.searchsorted(names, part.class_names)[part.labels] for part in parts])
+    vectors, paths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("vectors", "paths"))
+    return Embeddings(vectors, labels, paths, names, parts[0].model)
 
 
 def embed(
@@ -111,38 +111,38 @@ def embed(
     process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Embeddings:
-    """The embeddings (M, D) of all images, in their order, by the model in evaluation mode.
+    """Embeddings (M, D) of all images, in order, by the model in evaluation mode.
 
-    Of several processes, all of which call it, `process` (rank, how many) embeds its part, and all have the whole.
+    With several processes, all call this; `process` = (rank, world size) embeds its part, and all return the whole.
     """
-    import torch  # here: whoever reads vectors, or makes them with an exported network, needs none
+    import torch  # here: exported networks run without torch
     from torch.utils.data import DataLoader, Subset
 
-    from proxygml.gathering import gather_rows
+    from proxygml.distributed.collectives import gather_rows
 
-    rank, processes = process
-    if len(images) < processes:
-        raise ValueError(f"expected an image for each of {processes} processes, got {len(images)}")
-    places = np.array_split(np.arange(len(images)), processes)[rank]
-    mine: Subset = Subset(images, places)  # type: ignore[arg-type]  # both have what it needs: a length and items
+    rank, world_size = process
+    if len(images) < world_size:
+        raise ValueError(f"expected an image for each of {world_size} processes, got {len(images)}")
+    indices = np.array_split(np.arange(len(images)), world_size)[rank]
+    subset: Subset = Subset(images, indices)  # type: ignore[arg-type]  # both have __len__ and __getitem__
     was_training = model.training
     model.eval()
     parts, done = [], 0
-    for batch, _ in loaded(DataLoader(mine, batch_size=batch_size, num_workers=workers)):
+    for batch, _ in loaded(DataLoader(subset, batch_size=batch_size, num_workers=workers)):
         with torch.no_grad():
             parts.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)
         if progress is not None:
-            progress(done, len(mine))
+            progress(done, len(subset))
     model.train(was_training)
     vectors = torch.cat(parts)
-    if processes > 1:
+    if world_size > 1:
         vectors = gather_rows(vectors, shared=False)
     return Embeddings(vectors.cpu().numpy(), np.asarray(images.labels), np.asarray(paths))
 
 
 def raw_pixels(images: Crops, *, side: int = 32) -> np.ndarray:
-    """Grey pixels (M, side * side) as vectors of unit length around their mean: what no learning gives."""
+    """Centered gray pixels as unit vectors (M, side * side): a baseline without learning."""
     small = Crops(images.open_image, images.labels, size=side, test_crop=images.test_crop)
     pixels = np.stack([small[i][0].mean(axis=0).ravel() for i in range(len(small))])  # (M, side * side)
     pixels -= pixels.mean(axis=1, keepdims=True)

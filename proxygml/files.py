@@ -1,22 +1,28 @@
-"""Files that are written whole or not at all, their checksums, what is said of those that cannot be read; the cache."""
+"""Atomic files, checksums, folder locks, the cache folder, and checks of untrusted files."""
 
+import errno
 import glob
 import json
 import os
+import socket
 import sys
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import platformdirs
+from filelock import FileLock, Timeout
 
-MOST_UNPACKED, MOST_SWELLING = 2**30, 100  # bytes that any archive may unpack to, and how many times its own size
-CHECKSUM = "checksum"  # the entry of a JSON object that is of all others
+MAX_UNPACKED, MAX_EXPANSION = 2**30, 100  # bytes that any archive may unpack to, and multiples of its own size
+CHECKSUM = "checksum"  # key of the checksum in a JSON object
+LOCK_NAME = ".lock"
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of network file systems without locks
+LOCK_TIMEOUT = 3.0  # seconds to wait for a process that was just stopped and is still exiting
 
 
 class UnwritableError(OSError):
@@ -24,15 +30,15 @@ class UnwritableError(OSError):
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again; the variable PROXYGML_CACHE names another."""
+    """The user's cache folder, or the folder in the environment variable PROXYGML_CACHE."""
     return Path(os.environ.get("PROXYGML_CACHE") or platformdirs.user_cache_dir("proxygml")).expanduser()
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what is written there takes its place at the end, synced, in one step.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path in the same folder; at the end it is synced and renamed to `path`.
 
-    Whatever interrupts the writing (an exception, a kill, a full disk) leaves the old file as it was.
+    An interruption (an exception, a kill, a full disk) leaves the old file unchanged.
     """
     path = Path(path)
     temporary = None
@@ -50,40 +56,76 @@ def written_whole(path: Path) -> Iterator[Path]:
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        # A write that fails does not name its file, and other errors name the temporary one, a copy as its second.
+        # A failed write does not name its file; other errors name the temporary file, a copy as its second file.
         named = {getattr(error, "filename", None), getattr(error, "filename2", None)}
-        here = temporary is None or named == {None} or str(temporary) in named
-        if isinstance(error, OSError) and error.errno and here:
+        about_this_file = temporary is None or named == {None} or str(temporary) in named
+        if isinstance(error, OSError) and error.errno and about_this_file:
             raise UnwritableError(f"could not write {path}: {error.strerror}") from error
         raise
 
 
-def sweep(path: Path) -> None:
-    """Remove what killed processes left of writing a file, which nobody may be writing now."""
-    for left in path.parent.glob(f".{glob.escape(path.stem)}-????????{path.suffix}"):
-        left.unlink(missing_ok=True)
+def remove_temporaries(path: Path) -> None:
+    """Remove temporary files of `path` that killed processes left behind; nobody may be writing it now."""
+    for temporary in path.parent.glob(f".{glob.escape(path.stem)}-????????{path.suffix}"):
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is created if needed; an error names the process that uses it.
+
+    The system releases the lock when its process ends, however it ends; forks do not keep it.
+    """
+    path = folder / LOCK_NAME
+    lock = FileLock(path, timeout=LOCK_TIMEOUT, poll_interval=0.1, fallback_to_soft=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UnwritableError(f"could not write {path}: {error.strerror}") from error
+    try:
+        lock.acquire()
+    except Timeout:
+        owner = path.read_bytes()[:300].decode(errors="replace") or "another process"
+        raise ValueError(f"{owner} is using {folder}: wait for it, or stop it") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        with suppress(OSError):  # a full disk: the process is not named
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        lock.release()
+
+
+def require_unlocked(folder: Path) -> None:
+    """Raise a ValueError if a process uses the folder."""
+    if (folder / LOCK_NAME).exists():
+        with locked(folder):
+            pass
 
 
 def file_checksum(path: Path, size: int | None = None) -> int:
-    """Of the first `size` bytes of a file, or of all."""
-    found, left = 0, path.stat().st_size if size is None else size
+    """CRC-32 of the first `size` bytes of a file, or of all of it."""
+    checksum, left = 0, path.stat().st_size if size is None else size
     with path.open("rb") as file:
-        while left and (some := file.read(min(left, 2**20))):
-            found, left = zlib.crc32(some, found), left - len(some)
-    return found
+        while left and (chunk := file.read(min(left, 2**20))):
+            checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    return checksum
 
 
-def sealed(values: dict) -> dict:
-    """The same, to be kept as JSON, with a checksum."""
+def with_checksum(values: dict) -> dict:
+    """A JSON object with a checksum of its other entries."""
     return values | {CHECKSUM: _checksum(values)}
 
 
-def unsealed(values: dict) -> dict:
-    """What was sealed, without its checksum, if it had one; a ValueError where it was altered."""
+def verify_checksum(values: dict) -> dict:
+    """The values without their checksum, if they had one; a ValueError if they were altered."""
     values = dict(values)
     expected = values.pop(CHECKSUM, None)
     if expected not in (None, _checksum(values)):
-        raise ValueError(f"it was altered; whoever did so on purpose takes out its {CHECKSUM}")
+        raise ValueError(f"it was altered; if you edited it on purpose, remove its {CHECKSUM}")
     return values
 
 
@@ -92,42 +134,42 @@ def _checksum(values: dict) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says; a ValueError where it is none, however deep it goes."""
+    """The value of a JSON text; a ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def refuse_swelling(file: BinaryIO) -> None:
-    """An error where a zip archive says that it unpacks to so much more than it holds as only a trap does.
+def reject_zip_bomb(file: BinaryIO) -> None:
+    """Raise a ValueError if a zip archive unpacks to far more than its size; other files pass.
 
-    No reader gives out more of a member than the archive says. What is no archive is left to who reads it.
+    Python never extracts more of a member than the archive declares.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
             size = file.seek(0, os.SEEK_END)
-            if unpacked > max(MOST_UNPACKED, MOST_SWELLING * size):
-                raise ValueError(f"it has {size:,} bytes and says that it unpacks to {unpacked:,}: it is not opened")
-            for name in archive.namelist():  # torch lets a pickle ask for as many bytes as it likes
+            if unpacked > max(MAX_UNPACKED, MAX_EXPANSION * size):
+                raise ValueError(f"it has {size:,} bytes and unpacks to {unpacked:,}: it is not opened")
+            for name in archive.namelist():  # torch lets a pickle allocate any number of bytes
                 if name.endswith(".pkl") and b"bytearray" in archive.read(name):
-                    raise ValueError("it asks for memory of its own, as weights never do: it is not opened")
+                    raise ValueError("it allocates memory of its own, which weights never do: it is not opened")
     file.seek(0)
 
 
 def check_texts(name: str, texts: np.ndarray) -> None:
-    """An error where an array that was read is no row of texts (M,): numpy takes any numbers for characters."""
+    """Raise a ValueError unless an array from a file is strings (M,): numpy accepts any numbers as characters."""
     if texts.ndim != 1 or texts.dtype.kind != "U":
         raise ValueError(f"expected {name} as a row of texts, got {texts.dtype} {texts.shape}")
     if texts.nbytes and np.ascontiguousarray(texts, texts.dtype.newbyteorder("=")).view("u4").max() > sys.maxunicode:
         raise ValueError(f"expected {name} as texts, got numbers that are no characters")
 
 
-def one_line(said: object, most: int = 300) -> str:
-    """What an error says, or another text of unknown length, in one line that a person can read."""
-    text = " ".join(str(said)[: 4 * most].split()) or type(said).__name__
-    return text if len(text) <= most else f"{text[:most]}..."
+def one_line(value: object, max_length: int = 300) -> str:
+    """An error message, or another text of unknown length, as one short line."""
+    text = " ".join(str(value)[: 4 * max_length].split()) or type(value).__name__
+    return text if len(text) <= max_length else f"{text[:max_length]}..."
 
 
 def _umask() -> int:

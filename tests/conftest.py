@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxygml.recipes import GLYPHS, Recipe
+from proxygml.training.presets import GLYPHS
+from proxygml.training.recipe import Recipe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,7 +32,7 @@ def tiny() -> Recipe:
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """A finished tiny run with everything in it."""
-    from proxygml.training import train
+    from proxygml.training.trainer import train
 
     recipe = GLYPHS.changed({"classes": 10, "epochs": 2, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.2})
     with warnings.catch_warnings():
@@ -46,7 +47,7 @@ def exported_files(trained_run, tmp_path_factory: pytest.TempPathFactory) -> Pat
     import numpy as np
     from PIL import Image
 
-    from proxygml.export import FORMATS, export_run
+    from proxygml.export.write import FORMATS, export_run
 
     folder = tmp_path_factory.mktemp("exported")
     for format in FORMATS:
@@ -74,4 +75,4 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture
 def new_database(postgres_server: str) -> str:
     """The address of a gallery that is not there yet."""
-    return f"{postgres_server}&gallery=test-{uuid.uuid4().hex}"
+    return f"{postgres_server}&index=test-{uuid.uuid4().hex}"

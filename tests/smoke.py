@@ -1,7 +1,6 @@
-"""The wheel in an empty environment: installed, asked for help, trained with, and the blocks of the README run.
+"""Install the wheel into an empty environment, run commands and the code blocks of the README.
 
-`make smoke` calls it; the tests do not, since installing takes minutes. What is installed is the wheel and what it
-requires, pinned by constraints.txt, and nothing of this environment or folder.
+`make smoke` runs it; the tests do not, because installing takes minutes. constraints.txt pins the requirements.
 """
 
 import os
@@ -18,34 +17,32 @@ SMALL = ("--classes", "10", "--epochs", "1", "--proxies-per-class", "2", "--rati
 
 
 def smoke(wheel: Path) -> None:
+    """Exit with an error if the wheel does not work."""
     with tempfile.TemporaryDirectory() as folder:
-        empty, work = Path(folder, "venv"), Path(folder, "work")
+        environment, work = Path(folder, "venv"), Path(folder, "work")
         work.mkdir()
-        venv.create(empty, with_pip=True)
-        programs = empty / ("Scripts" if os.name == "nt" else "bin")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment["PROXYGML_CACHE"] = str(work / "cache")
+        venv.create(environment, with_pip=True)
+        programs = environment / ("Scripts" if os.name == "nt" else "bin")
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        variables["PROXYGML_CACHE"] = str(work / "cache")
 
         def run(title: str, *command: str | Path) -> str:
-            began = time.perf_counter()
-            done = subprocess.run(
-                [programs / command[0], *command[1:]], cwd=work, env=environment, capture_output=True, text=True
+            start = time.perf_counter()
+            result = subprocess.run(
+                [programs / command[0], *command[1:]], cwd=work, env=variables, capture_output=True, text=True
             )
-            if done.returncode:
-                sys.exit(f"{title} failed:\n{done.stdout}{done.stderr}")
-            print(f"{title}: {time.perf_counter() - began:.0f} s", flush=True)
-            return done.stdout
+            if result.returncode:
+                sys.exit(f"{title} failed:\n{result.stdout}{result.stderr}")
+            print(f"{title}: {time.perf_counter() - start:.0f} s", flush=True)
+            return result.stdout
 
-        constraints = ROOT / "constraints.txt"
-        run(f"pip install {wheel.name}", "pip", "install", "--quiet", "--constraint", constraints, wheel)
-        where = run(
-            "import proxygml", "python", "-c", "import proxygml; print(proxygml.__file__, proxygml.__version__)"
-        )
-        file, version = where.split()
-        if not Path(file).is_relative_to(empty) or version != wheel.name.split("-")[1]:
-            sys.exit(f"expected the wheel's package in {empty}, got {where}")
+        run(f"pip install {wheel.name}", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)
+        imported = run("import", "python", "-c", "import proxygml; print(proxygml.__file__, proxygml.__version__)")
+        file, version = imported.split()
+        if not Path(file).is_relative_to(environment) or version != wheel.name.split("-")[1]:
+            sys.exit(f"expected the wheel's package in {environment}, got {imported}")
         if "train" not in run("proxygml --help", "proxygml", "--help"):
-            sys.exit("proxygml --help does not name the command train")
+            sys.exit("proxygml --help does not list the command train")
         run("proxygml train glyphs", "proxygml", "train", "glyphs", *SMALL, "--out", "run")
         run("proxygml embed", "proxygml", "embed", "run", "--out", "vectors.npz")
         print(run("proxygml evaluate", "proxygml", "evaluate", "vectors.npz"), end="")
@@ -54,5 +51,5 @@ def smoke(wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    (found,) = Path(sys.argv[1]).resolve().glob("proxygml-*.whl")
-    smoke(found)
+    (wheel,) = Path(sys.argv[1]).resolve().glob("proxygml-*.whl")
+    smoke(wheel)

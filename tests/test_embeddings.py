@@ -1,4 +1,4 @@
-"""Vectors with labels and paths."""
+"""Embeddings: the .npz and the functions that compute them."""
 
 from pathlib import Path
 
@@ -7,40 +7,40 @@ import pytest
 import torch
 from PIL import Image
 
+from proxygml.data.images import Crops
 from proxygml.embeddings import Embeddings, embed, raw_pixels
-from proxygml.images import Crops
 
 
-def some(count: int = 5) -> Embeddings:
-    random = np.random.default_rng(0)
+def example(count: int = 5) -> Embeddings:
+    rng = np.random.default_rng(0)
     return Embeddings(
-        random.normal(size=(count, 3)).astype(np.float32),
+        rng.normal(size=(count, 3)).astype(np.float32),
         np.arange(count) % 2,
         np.array([f"röd/{number}.jpg" for number in range(count)]),
         np.array(["röd", "blå"]),
-        "a mark",
+        "model id",
     )
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    some().save(tmp_path / "a.npz")
+def test_save_and_load(tmp_path: Path) -> None:
+    example().save(tmp_path / "a.npz")
     loaded = Embeddings.load(tmp_path / "a.npz")
-    np.testing.assert_array_equal(loaded.vectors, some().vectors)
-    np.testing.assert_array_equal(loaded.labels, some().labels)
-    assert loaded.paths.tolist() == some().paths.tolist()
+    np.testing.assert_array_equal(loaded.vectors, example().vectors)
+    np.testing.assert_array_equal(loaded.labels, example().labels)
+    assert loaded.paths.tolist() == example().paths.tolist()
     assert loaded.class_names.tolist() == ["röd", "blå"]
     assert loaded.class_name(1) == "blå"
-    assert loaded.model == "a mark"
+    assert loaded.model == "model id"
 
 
-def test_features_without_paths_are_called_by_their_number(tmp_path: Path) -> None:
+def test_missing_paths_are_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2), np.float16), labels=np.array([0, 1, 1]))
     loaded = Embeddings.load(tmp_path / "own.npz")
     assert loaded.paths.tolist() == ["0", "1", "2"]
     assert (loaded.class_name(1), loaded.model) == ("1", "")
 
 
-def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
+def test_labels_may_be_class_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2)), labels=np.array(["wren", "crow", "wren"]))
     loaded = Embeddings.load(tmp_path / "own.npz")
     assert [loaded.class_name(label) for label in loaded.labels] == ["wren", "crow", "wren"]
@@ -56,32 +56,32 @@ def test_labels_may_be_names_of_classes(tmp_path: Path) -> None:
         ({"vectors": np.ones((3, 2)), "labels": np.array(1)}, r"expected integer labels \(M,\), got int64 \(\)"),
         (
             {"vectors": np.ones((2, 2)), "labels": np.array([0, 3]), "class_names": np.array(["a", "b"])},
-            "expected labels below 2, as there are names, got 3",
+            r"expected labels below 2 \(class_names\), got 3",
         ),
         ({"vectors": np.array([[{}]]), "labels": np.arange(1)}, "allow_pickle=False"),
     ],
 )
-def test_an_npz_that_holds_no_embeddings_says_what_is_wrong(tmp_path: Path, arrays: dict, message: str) -> None:
+def test_invalid_npz_raises(tmp_path: Path, arrays: dict, message: str) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ValueError, match=message) as caught:
         Embeddings.load(tmp_path / "bad.npz")
-    assert "bad.npz does not hold embeddings" in str(caught.value)
+    assert "bad.npz does not contain embeddings" in str(caught.value)
 
 
-def test_a_truncated_or_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
-    some(500).save(tmp_path / "a.npz")
+def test_damaged_file_raises(tmp_path: Path) -> None:
+    example(500).save(tmp_path / "a.npz")
     whole = (tmp_path / "a.npz").read_bytes()
     np.save(tmp_path / "array.npy", np.ones(3))
     array = (tmp_path / "array.npy").read_bytes()
     for content in [whole[: len(whole) // 2], whole[:-1], b"", b"not a zip", b"PK\x03\x04", array]:
         (tmp_path / "cut.npz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"cut.npz does not hold embeddings"):
+        with pytest.raises(ValueError, match=r"cut.npz does not contain embeddings"):
             Embeddings.load(tmp_path / "cut.npz")
     with pytest.raises(FileNotFoundError):
         Embeddings.load(tmp_path / "absent.npz")
 
 
-def test_embedding_keeps_the_order_and_leaves_the_model_as_it_was() -> None:
+def test_embed_keeps_order_and_training_mode() -> None:
     shades = [Image.new("RGB", (8, 8), (shade,) * 3) for shade in range(0, 250, 10)]
     crops = Crops(lambda index: shades[index], np.arange(len(shades)), size=8)
 
@@ -91,15 +91,17 @@ def test_embedding_keeps_the_order_and_leaves_the_model_as_it_was() -> None:
             assert not torch.is_grad_enabled()
             return images.float().mean(dim=(2, 3))
 
-    model, told = Brightness().train(), []
-    result = embed(model, crops, np.arange(len(shades)).astype(str), batch_size=4, progress=lambda *at: told.append(at))
+    model, calls = Brightness().train(), []
+    result = embed(
+        model, crops, np.arange(len(shades)).astype(str), batch_size=4, progress=lambda *at: calls.append(at)
+    )
     np.testing.assert_array_equal(result.vectors[:, 0], np.arange(0, 250, 10))
     assert model.training
-    assert told[0] == (4, 25)
-    assert told[-1] == (25, 25)
+    assert calls[0] == (4, 25)
+    assert calls[-1] == (25, 25)
 
 
-def test_raw_pixels_are_unit_vectors_that_ignore_brightness() -> None:
+def test_raw_pixels_ignore_brightness() -> None:
     dark = np.random.default_rng(0).integers(0, 100, (32, 32), dtype=np.uint8)
     images = [Image.fromarray(dark), Image.fromarray(dark + 100), Image.new("L", (32, 32), 7)]
     vectors = raw_pixels(Crops(lambda index: images[index], np.arange(3), size=64, test_crop=1.0))
@@ -108,24 +110,24 @@ def test_raw_pixels_are_unit_vectors_that_ignore_brightness() -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 0], atol=1e-6)
 
 
-def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
-    """Every third bit of the directory at the file's end, and a sample of all others."""
-    whole = Embeddings(np.eye(4), np.arange(4), np.array(["a", "b", "c", "d"]), np.array(list("wxyz")), "mark")
+def test_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
+    """A sample of the bits, denser in the zip directory at the end of the file."""
+    whole = Embeddings(np.eye(4), np.arange(4), np.array(["a", "b", "c", "d"]), np.array(list("wxyz")), "id")
     path = tmp_path / "a.npz"
     whole.save(path)
     content = path.read_bytes()
-    directory, noticed = content.index(b"PK\x01\x02"), []
-    places = [*range(8 * directory, 8 * len(content), 3), *range(0, 8 * directory, 17)]
-    for place in places:
+    directory, detected = content.index(b"PK\x01\x02"), []
+    positions = [*range(8 * directory, 8 * len(content), 3), *range(0, 8 * directory, 29)]
+    for position in positions:
         altered = bytearray(content)
-        altered[place // 8] ^= 1 << place % 8
+        altered[position // 8] ^= 1 << position % 8
         path.write_bytes(altered)
         try:
             loaded = Embeddings.load(path)
         except ValueError as error:
-            noticed.append(str(error))
+            detected.append(str(error))
             continue
         for name, expected in vars(whole).items():
             np.testing.assert_array_equal(getattr(loaded, name), expected)
-    assert len(noticed) > len(places) / 3
-    assert all(line.startswith(f"{path} does not hold embeddings: ") for line in noticed)
+    assert len(detected) > len(positions) / 3
+    assert all(line.startswith(f"{path} does not contain embeddings: ") for line in detected)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from proxygml import ProxyGMLEmbedding, ProxyGMLLoss, losses, sampling
+from proxygml import ProxyGMLEmbedding, ProxyGMLLoss, losses
+from proxygml.data import sampling
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import evaluate
-from proxygml.index import Index
+from proxygml.retrieval import Index
 
 VECTORS = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
 PLAIN = np.arange(40) % 5
@@ -35,7 +36,7 @@ def test_scores_do_not_depend_on_what_classes_are_called(numbers: np.ndarray) ->
 
 @all_odd
 def test_an_index_keeps_classes_apart(numbers: np.ndarray) -> None:
-    index = Index.of(Embeddings(VECTORS, numbers[PLAIN], np.arange(40).astype(str)))
+    index = Index.from_embeddings(Embeddings(VECTORS, numbers[PLAIN], np.arange(40).astype(str)))
     found = [hits[0].label for hits in index.search(VECTORS, 1)]
     assert found == [str(label) for label in numbers[PLAIN].tolist()]
 
@@ -56,9 +57,9 @@ def test_the_estimator_learns_the_same_whatever_classes_are_called(numbers: np.n
     [
         lambda labels: sampling.balanced(labels, 8, 2, seed=0, epoch=1),
         lambda labels: sampling.two_streams(labels, 8, 2, seed=0, epoch=1),
-        lambda labels: sampling.neighbouring(labels, 8, 2, np.eye(5), seed=0, epoch=1),
+        lambda labels: sampling.neighboring(labels, 8, 2, np.eye(5), seed=0, epoch=1),
     ],
-    ids=["balanced", "two streams", "neighbouring"],
+    ids=["balanced", "two streams", "neighboring"],
 )
 def test_batches_are_the_same_whatever_classes_are_called(draw: Callable, numbers: np.ndarray) -> None:
     for drawn, expected in zip(draw(numbers[PLAIN]), draw(PLAIN), strict=True):
@@ -67,14 +68,14 @@ def test_batches_are_the_same_whatever_classes_are_called(draw: Callable, number
 
 def test_classes_that_have_no_distances_are_refused() -> None:
     with pytest.raises(ValueError, match="distances between the 5 classes that have images"):
-        sampling.neighbouring(PLAIN, 8, 2, np.eye(6), seed=0, epoch=0)
+        sampling.neighboring(PLAIN, 8, 2, np.eye(6), seed=0, epoch=0)
 
 
 def test_names_are_labels_where_they_may_be() -> None:
     names = np.array(["owl", "tit", "jay", "emu", "ibis"])[PLAIN]
     space = ProxyGMLEmbedding(random_state=0, epochs=1).fit(VECTORS, names)
     assert space.classes_.tolist() == sorted(set(names))
-    with pytest.raises(ValueError, match=r"expected labels of shape \(40,\), integers, but <U4"):
+    with pytest.raises(ValueError, match=r"expected labels of shape \(40,\), integers, got <U4"):
         evaluate(VECTORS, names)
     with pytest.raises(ValueError, match=r"expected integer labels \(M,\), got <U4"):
         Embeddings(VECTORS, names, names)
@@ -82,7 +83,7 @@ def test_names_are_labels_where_they_may_be() -> None:
 
 def test_fractions_are_no_labels() -> None:
     for whole in (PLAIN.astype(np.float64), PLAIN + 0.5):
-        with pytest.raises(ValueError, match="integers, but float64"):
+        with pytest.raises(ValueError, match="integers, got float64"):
             evaluate(VECTORS, whole)
         with pytest.raises(ValueError, match="expected integer labels"):
             Embeddings(VECTORS, whole, whole.astype(str))
@@ -97,10 +98,10 @@ def test_unsigned_labels_that_no_signed_number_holds_are_refused() -> None:
         evaluate(VECTORS, PLAIN.astype(np.uint64) + 2**63)
 
 
-def test_a_stream_of_one_kind_of_labels_takes_no_other() -> None:
+def test_partial_fit_rejects_labels_of_another_type() -> None:
     space = ProxyGMLEmbedding(random_state=0).partial_fit(VECTORS, PLAIN + 2**53)
     for other in (PLAIN.astype(float), PLAIN.astype(str)):
-        with pytest.raises(ValueError, match="expected labels as in the parts before, int64"):
+        with pytest.raises(ValueError, match="expected labels of type int64 as before"):
             space.partial_fit(VECTORS, other)
     space.partial_fit(VECTORS, PLAIN.astype(np.uint8))
     assert len(space.classes_) == 10

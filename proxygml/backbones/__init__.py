@@ -1,9 +1,10 @@
-"""Networks by name: `build("convnet", embedding_dim=128)` gives an Embedder.
+"""Networks by name: `build("convnet", embedding_dim=128)` returns an Embedder.
 
-It scales pixels as its Trunk wants them, runs the Trunk's stages, pools their maps and applies a last layer.
+To add a backbone, write a subclass of `Trunk` in a module of this package and list it in BACKBONES.
 """
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +19,9 @@ Pooling = Literal["average", "max", "average+max"]
 
 
 class PixelScaling(nn.Module):
-    """Images (B, 3, H, W) in RGB, 0..255 -> as a trunk was trained on them.
+    """Images (B, 3, H, W) in RGB, 0..255 -> normalized as in the trunk's training, in its channel order.
 
-    It is part of the network, so that whoever holds one cannot feed it wrongly.
+    It is part of the network, so that callers cannot forget it.
     """
 
     pixel_mean: Tensor
@@ -38,10 +39,10 @@ class PixelScaling(nn.Module):
 
 
 class Embedder(nn.Module):
-    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D), of unit length unless `normalise` is off.
+    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D): pixel scaling, trunk, pooling, linear head.
 
-    `normalise_features` puts batch normalization before the last layer. Instead of images it takes their
-    `features`, stacked: (B, 2, F).
+    Embeddings have unit length if `normalize` is true. `normalize_features` puts batch normalization before the linear
+    layer. Instead of images, it accepts stacked `features` of images: (B, 2, F).
     """
 
     def __init__(
@@ -50,33 +51,33 @@ class Embedder(nn.Module):
         embedding_dim: int,
         *,
         pooling: Pooling = "average",
-        normalise: bool = True,
-        normalise_features: bool = False,
+        normalize: bool = True,
+        normalize_features: bool = False,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.head: nn.Module = nn.Linear(trunk.channels, embedding_dim)
-        if normalise_features:
+        if normalize_features:
             self.head = nn.Sequential(nn.BatchNorm1d(trunk.channels), self.head)
         self.pooling = pooling
-        self.normalise = normalise
+        self.normalize = normalize
         self.scale_pixels = PixelScaling(trunk)
-        # Convolutions on a CPU take about 2/3 of the time.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its types lack this form
+        # Cuts the time of convolutions on a CPU by a third.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in the stubs
 
     def forward(self, images: Tensor) -> Tensor:
-        average, highest = images.unbind(1) if images.ndim == 3 else self.features(images)  # (B, F) each
-        pooled = {"average": average, "max": highest, "average+max": average + highest}[self.pooling]
+        mean, maximum = images.unbind(1) if images.ndim == 3 else self.features(images)  # (B, F) each
+        pooled = {"average": mean, "max": maximum, "average+max": mean + maximum}[self.pooling]
         embeddings = self.head(pooled)  # (B, D)
-        return F.normalize(embeddings, dim=-1) if self.normalise else embeddings
+        return F.normalize(embeddings, dim=-1) if self.normalize else embeddings
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and maximum of each of the trunk's maps: images (B, 3, H, W) -> (B, F) each."""
+        """Mean and maximum of each feature map of the trunk: (B, 3, H, W) -> (B, F), (B, F)."""
         maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
         return maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))
 
 
-BACKBONES = {  # name: module, class, its arguments
+BACKBONES = {  # name: module, class, arguments
     "convnet": ("convnet", "ConvNet", ()),
     "bn-inception": ("bninception", "BNInception", ()),
     "googlenet": ("googlenet", "GoogLeNet", ()),
@@ -93,37 +94,60 @@ def build(
     *,
     embedding_dim: int,
     pooling: Pooling = "average",
-    normalise: bool = True,
-    normalise_features: bool = False,
+    normalize: bool = True,
+    normalize_features: bool = False,
 ) -> Embedder:
-    """The Embedder on a trunk: see `build_trunk`."""
+    """An Embedder on `build_trunk(name)`."""
     trunk = build_trunk(name)
-    return Embedder(trunk, embedding_dim, pooling=pooling, normalise=normalise, normalise_features=normalise_features)
+    return Embedder(trunk, embedding_dim, pooling=pooling, normalize=normalize, normalize_features=normalize_features)
 
 
 def build_trunk(name: str) -> Trunk:
-    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its own."""
+    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its pretrained weights."""
     if name.startswith("hf:"):
-        from proxygml.backbones.hub import Hub
+        from proxygml.backbones.transformers import TransformersTrunk
 
-        return Hub(name)
+        return TransformersTrunk(name)
     if name not in BACKBONES:
         raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
     module, network, arguments = BACKBONES[name]
     return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
 
 
-def pretrained_file(trunk: Trunk) -> Path:
-    """The published ImageNet weights of a trunk: in their registry package, in this folder, or in torch's cache."""
-    packaged = getattr(trunk, "packaged_weights", None)
-    if packaged is not None:
-        return packaged()
-    name = getattr(trunk, "published_file", None)
-    if name is None:
-        raise ValueError(f"there are no published weights for {type(trunk).__name__}: train it from random ones")
-    for folder in (Path(), Path(torch.hub.get_dir()) / "checkpoints"):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(
-        f"no {name} in this folder or in {torch.hub.get_dir()}/checkpoints: {trunk.weights_from} (--weights PATH)"
+def without_head(trunk: Trunk, pooling: Pooling = "average") -> Embedder:
+    """The pooled, normalized features of a trunk as an embedding: images (B, 3, H, W) -> (B, F)."""
+    model = Embedder(trunk, trunk.channels, pooling=pooling)
+    model.head = nn.Identity()
+    return model
+
+
+def init_head(head: nn.Module) -> None:
+    """Kaiming initialization of the linear layers of a head, in place of torch's uniform default."""
+    for layer in head.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+            nn.init.zeros_(layer.bias)
+
+
+def freeze_stages(trunk: Trunk, stages: Sequence[str]) -> None:
+    """Turn off the gradients of some stages of a trunk."""
+    unknown = sorted(set(stages) - set(trunk.stages))
+    if unknown:
+        raise ValueError(
+            f"no stage {', '.join(unknown)} to freeze in {type(trunk).__name__}: "
+            f"choose from {', '.join(trunk.stages)}, or none with --frozen alone"
+        )
+    for name in stages:
+        for module in trunk.stage_modules(name):
+            module.requires_grad_(False)
+
+
+def load_pretrained(trunk: Trunk, weights: str) -> str:
+    """Load weights, a path or "pretrained", into a trunk; returns a one-line summary."""
+    path = trunk.pretrained_file() if weights == "pretrained" else Path(weights)
+    loaded = load_weights(trunk, path)
+    missing, unexpected = (f": {names[0]}, ..." if names else "" for names in (loaded.missing, loaded.unexpected))
+    return (
+        f"{len(loaded.loaded)} tensors from {path}, "
+        f"{len(loaded.missing)} missing{missing}, {len(loaded.unexpected)} unexpected{unexpected}"
     )

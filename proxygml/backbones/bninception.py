@@ -1,37 +1,28 @@
-"""BN-Inception (Ioffe and Szegedy 2015), the paper's trunk, under the names of the published Caffe-ported weights.
+"""BN-Inception (Ioffe and Szegedy 2015), the paper's trunk, with the layer names of the published Caffe-ported weights.
 
-A block runs four branches on the same maps and concatenates them: 1x1, 3x3, double 3x3, and a pool with its projection.
-Blocks 3c and 4e halve the maps: no 1x1 branch, stride 2, and the pooled maps pass through unprojected. Every
-convolution has a bias and is followed by batch normalisation and ReLU.
+A block concatenates four branches: 1x1, 3x3, double 3x3, and pooling with a projection. Blocks 3c and 4e halve the
+feature maps: they have no 1x1 branch, use stride 2, and pass the pooled maps on without a projection.
 """
 
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from proxygml.backbones.inception import Inception, halve
 
 
 class Block(NamedTuple):
-    """Channels of one block's convolutions; 0 where the block has no such convolution."""
+    """Output channels of the convolutions of a block; 0 if the block does not have one."""
 
-    one: int
-    three_reduce: int
-    three: int
-    double_reduce: int
-    double: int
+    conv1x1: int
+    reduce3x3: int
+    conv3x3: int
+    reduce_double: int
+    double3x3: int
     pool: str
-    projection: int
-
-    @property
-    def stride(self) -> int:
-        return 1 if self.projection else 2
-
-    def channels(self, incoming: int) -> int:
-        """Maps that the block gives when `incoming` maps come in."""
-        return self.one + self.three + self.double + (self.projection or incoming)
+    pool_proj: int
 
 
 BLOCKS = {
@@ -49,65 +40,49 @@ BLOCKS = {
 
 
 class BNInception(Inception):
-    """Images (B, 3, H, W) in BGR -> maps (B, 1024, H/32, W/32); any H and W."""
+    """Images (B, 3, H, W) in BGR -> feature maps (B, 1024, H/32, W/32), for any H and W."""
 
     pixel_mean = (104.0, 117.0, 128.0)
+    batch_norm = True
     stages = ("stem", *BLOCKS)
     classifier = ("last_linear.",)
     published_file = "bn_inception-52deb4733.pth"
     weights_from = (
         "pretrained BN-Inception is the published file bn_inception-52deb4733.pth (ImageNet, ported from Caffe): "
-        "download it and give its path as the weights"
+        "download it and pass its path as the weights"
     )
 
     def __init__(self) -> None:
         super().__init__()
-        self._add("conv1_7x7_s2", 3, 64, kernel=7, stride=2)
-        self._add("conv2_3x3_reduce", 64, 64, kernel=1)
-        self._add("conv2_3x3", 64, 192, kernel=3)
-        incoming = 192
-        self.stage_channels = {"stem": incoming}
+        channels = self.stage_channels["stem"]
         for name, block in BLOCKS.items():
             prefix = f"inception_{name}"
-            if block.one:
-                self._add(f"{prefix}_1x1", incoming, block.one, kernel=1)
-            self._add(f"{prefix}_3x3_reduce", incoming, block.three_reduce, kernel=1)
-            self._add(f"{prefix}_3x3", block.three_reduce, block.three, kernel=3, stride=block.stride)
-            self._add(f"{prefix}_double_3x3_reduce", incoming, block.double_reduce, kernel=1)
-            self._add(f"{prefix}_double_3x3_1", block.double_reduce, block.double, kernel=3)
-            self._add(f"{prefix}_double_3x3_2", block.double, block.double, kernel=3, stride=block.stride)
-            if block.projection:
-                self._add(f"{prefix}_pool_proj", incoming, block.projection, kernel=1)
-            incoming = block.channels(incoming)
-            self.stage_channels[name] = incoming
+            stride = 1 if block.pool_proj else 2
+            if block.conv1x1:
+                self.add_conv(f"{prefix}_1x1", channels, block.conv1x1, kernel=1)
+            self.add_conv(f"{prefix}_3x3_reduce", channels, block.reduce3x3, kernel=1)
+            self.add_conv(f"{prefix}_3x3", block.reduce3x3, block.conv3x3, kernel=3, stride=stride)
+            self.add_conv(f"{prefix}_double_3x3_reduce", channels, block.reduce_double, kernel=1)
+            self.add_conv(f"{prefix}_double_3x3_1", block.reduce_double, block.double3x3, kernel=3)
+            self.add_conv(f"{prefix}_double_3x3_2", block.double3x3, block.double3x3, kernel=3, stride=stride)
+            if block.pool_proj:
+                self.add_conv(f"{prefix}_pool_proj", channels, block.pool_proj, kernel=1)
+            channels = block.conv1x1 + block.conv3x3 + block.double3x3 + (block.pool_proj or channels)
+            self.stage_channels[name] = channels
 
-    def _add(self, name: str, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> None:
-        super()._add(name, incoming, outgoing, kernel, stride)
-        self.add_module(f"{name}_bn", nn.BatchNorm2d(outgoing, eps=1e-5, momentum=0.1))
-
-    def _run(self, name: str, maps: Tensor) -> Tensor:
-        normalised = self.get_submodule(f"{name}_bn")(self.get_submodule(name)(maps))
-        return F.relu(normalised, inplace=True)
-
-    def stage(self, name: str, maps: Tensor) -> Tensor:
-        """Maps after one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
-        self.require_stage(name)
-        if name == "stem":
-            maps = halve(self._run("conv1_7x7_s2", maps))  # (B, 64, H/4, W/4)
-            maps = self._run("conv2_3x3", self._run("conv2_3x3_reduce", maps))
-            return halve(maps)  # (B, 192, H/8, W/8)
+    def block(self, name: str, x: Tensor) -> Tensor:
         block, prefix = BLOCKS[name], f"inception_{name}"
-        three = self._run(f"{prefix}_3x3", self._run(f"{prefix}_3x3_reduce", maps))
-        double = self._run(f"{prefix}_double_3x3_1", self._run(f"{prefix}_double_3x3_reduce", maps))
-        double = self._run(f"{prefix}_double_3x3_2", double)
-        if not block.projection:
-            # On maps of odd size the published pool comes out one smaller than the strided convolutions beside it;
-            # padding it as they are padded lets every image size through and changes nothing where it worked.
-            rows, columns = maps.shape[-2] % 2, maps.shape[-1] % 2
-            return torch.cat([three, double, halve(maps, padding=(rows, columns))], dim=1)
+        conv3x3 = self.conv(f"{prefix}_3x3", self.conv(f"{prefix}_3x3_reduce", x))
+        double = self.conv(f"{prefix}_double_3x3_1", self.conv(f"{prefix}_double_3x3_reduce", x))
+        double = self.conv(f"{prefix}_double_3x3_2", double)
+        if not block.pool_proj:
+            # With odd sizes the published pooling gives one row less than the strided convolutions. Padding it as they
+            # are padded accepts every image size and changes nothing for even sizes.
+            padding = (x.shape[-2] % 2, x.shape[-1] % 2)
+            return torch.cat([conv3x3, double, halve(x, padding)], dim=1)
         if block.pool == "average":
-            pooled = F.avg_pool2d(maps, 3, stride=1, padding=1)  # zeros of the padding count, as in Caffe
+            pooled = F.avg_pool2d(x, 3, stride=1, padding=1)  # includes the zero padding, as Caffe does
         else:
-            pooled = F.max_pool2d(maps, 3, stride=1, padding=1)
-        one = self._run(f"{prefix}_1x1", maps)
-        return torch.cat([one, three, double, self._run(f"{prefix}_pool_proj", pooled)], dim=1)
+            pooled = F.max_pool2d(x, 3, stride=1, padding=1)
+        conv1x1 = self.conv(f"{prefix}_1x1", x)
+        return torch.cat([conv1x1, conv3x3, double, self.conv(f"{prefix}_pool_proj", pooled)], dim=1)

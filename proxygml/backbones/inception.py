@@ -1,4 +1,4 @@
-"""What BN-Inception and GoogLeNet share: Caffe's names, its pixels, and convolutions by name."""
+"""Shared by BN-Inception and GoogLeNet: Caffe's layer names, pixel order, padding rules and stem."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,26 +7,54 @@ from proxygml.backbones.trunk import Trunk
 
 
 class Inception(Trunk):
-    """Images (B, 3, H, W) in BGR -> maps (B, 1024, H/32, W/32), 7 x 7 at 224 pixels; a stem, then inception blocks."""
+    """Images (B, 3, H, W) in BGR -> feature maps (B, 1024, H/32, W/32): a stem, then inception blocks."""
 
     channels = 1024
     pixel_std = (1.0, 1.0, 1.0)
     bgr = True
+    batch_norm: bool
 
-    def _add(self, name: str, incoming: int, outgoing: int, kernel: int, stride: int = 1) -> None:
-        convolution = nn.Conv2d(incoming, outgoing, kernel, stride, padding=kernel // 2)
-        # fan_in keeps the scale over 22 layers, with no batch normalisation or a frozen one (He et al. 2015).
-        nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
-        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # it has one
-        self.add_module(name, convolution)
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_conv("conv1_7x7_s2", 3, 64, kernel=7, stride=2)
+        self.add_conv("conv2_3x3_reduce", 64, 64, kernel=1)
+        self.add_conv("conv2_3x3", 64, 192, kernel=3)
+        self.stage_channels = {"stem": 192}
 
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The convolutions, and batch normalisations if there are any, of one stage."""
-        self.require_stage(name)
+    def add_conv(self, name: str, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
+        conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2)
+        # fan_in keeps the scale over 22 layers, with no batch normalization or a frozen one (He et al. 2015).
+        nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]  # it has one
+        self.add_module(name, conv)
+        if self.batch_norm:
+            self.add_module(f"{name}_bn", nn.BatchNorm2d(out_channels))
+
+    def conv(self, name: str, x: Tensor) -> Tensor:
+        """Convolution `name` with its batch normalization, if any, and ReLU."""
+        x = self.get_submodule(name)(x)
+        if self.batch_norm:
+            x = self.get_submodule(f"{name}_bn")(x)
+        return F.relu(x, inplace=True)
+
+    def stage(self, name: str, x: Tensor) -> Tensor:
+        """Run one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
+        self.check_stage(name)
+        return self.stem(x) if name == "stem" else self.block(name, x)
+
+    def stem(self, x: Tensor) -> Tensor:
+        x = halve(self.conv("conv1_7x7_s2", x))  # (B, 64, H/4, W/4)
+        return halve(self.conv("conv2_3x3", self.conv("conv2_3x3_reduce", x)))  # (B, 192, H/8, W/8)
+
+    def block(self, name: str, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def stage_modules(self, name: str) -> list[nn.Module]:
+        self.check_stage(name)
         prefix = "conv" if name == "stem" else f"inception_{name}_"
         return [module for layer, module in self.named_children() if layer.startswith(prefix)]
 
 
-def halve(maps: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
-    """Max pool 3x3 with stride 2, rounding up as Caffe does: (B, channels, h, w) -> (B, channels, h/2, w/2)."""
-    return F.max_pool2d(maps, 3, stride=2, padding=padding, ceil_mode=True)
+def halve(x: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
+    """3x3 max pooling with stride 2, rounding up as Caffe does: (B, C, h, w) -> (B, C, h/2, w/2)."""
+    return F.max_pool2d(x, 3, stride=2, padding=padding, ceil_mode=True)

@@ -1,4 +1,4 @@
-"""ResNet (He et al. 2016) under torchvision's names, so that its published weights load."""
+"""ResNet (He et al. 2016) with torchvision's layer names, so that its published weights load."""
 
 from typing import NamedTuple
 
@@ -9,94 +9,85 @@ from proxygml.backbones.trunk import Trunk
 
 
 class Depth(NamedTuple):
-    """Blocks in each of the four layers, and how many times wider a block's output is than its inside."""
+    """Blocks per layer, output channels over inner channels of a block, and the published weights."""
 
     blocks: tuple[int, int, int, int]
     expansion: int
-    published: str
+    published_file: str
 
 
 DEPTHS = {
     18: Depth((2, 2, 2, 2), 1, "resnet18-f37072fd.pth"),
-    34: Depth((3, 4, 6, 3), 1, "resnet34-b627a593.pth"),
     50: Depth((3, 4, 6, 3), 4, "resnet50-0676ba61.pth"),
-    101: Depth((3, 4, 23, 3), 4, "resnet101-63fe2227.pth"),
 }
 
 
 class ResNet(Trunk):
-    """Images (B, 3, H, W) in RGB -> maps (B, 512 * expansion, H/32, W/32): 2048 maps at depth 50 and 101."""
+    """Images (B, 3, H, W) in RGB -> feature maps (B, 512 * expansion, H/32, W/32): 2048 channels at depth 50."""
 
-    pixel_mean = (123.675, 116.28, 103.53)
-    pixel_std = (58.395, 57.12, 57.375)
     stages = ("stem", "layer1", "layer2", "layer3", "layer4")
     classifier = ("fc.",)
 
     def __init__(self, depth: int = 50) -> None:
         super().__init__()
         if depth not in DEPTHS:
-            raise ValueError(f"no ResNet of depth {depth}: take one of {', '.join(map(str, DEPTHS))}")
-        blocks, expansion, published = DEPTHS[depth]
-        self.published_file = published
+            raise ValueError(f"no ResNet of depth {depth}: choose from {', '.join(map(str, DEPTHS))}")
+        blocks, expansion, self.published_file = DEPTHS[depth]
         self.weights_from = (
-            f"pretrained ResNet-{depth} is torchvision's published file {published} (ImageNet): "
-            "download it and give its path as the weights"
+            f"pretrained ResNet-{depth} is torchvision's published file {self.published_file} (ImageNet): "
+            "download it and pass its path as the weights"
         )
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        incoming = 64
-        self.stage_channels = {"stem": incoming}
-        for number, repeats in enumerate(blocks):
-            width = 64 * 2**number
+        channels = 64
+        self.stage_channels = {"stem": channels}
+        for index, repeats in enumerate(blocks):
+            width = 64 * 2**index
             layer = nn.Sequential()
             for position in range(repeats):
-                stride = 2 if number > 0 and position == 0 else 1
-                layer.append(ResidualBlock(incoming, width, width * expansion, stride))
-                incoming = width * expansion
-            self.add_module(f"layer{number + 1}", layer)
-            self.stage_channels[f"layer{number + 1}"] = incoming
-        self.channels = incoming
+                stride = 2 if index > 0 and position == 0 else 1
+                layer.append(ResidualBlock(channels, width, width * expansion, stride))
+                channels = width * expansion
+            self.add_module(f"layer{index + 1}", layer)
+            self.stage_channels[f"layer{index + 1}"] = channels
+        self.channels = channels
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def modules_of(self, name: str) -> list[nn.Module]:
-        """The modules of one stage, in the order in which they run."""
-        if name == "stem":
-            return [self.conv1, self.bn1, self.relu, self.maxpool]
-        return super().modules_of(name)
+    def stage_modules(self, name: str) -> list[nn.Module]:
+        return [self.conv1, self.bn1, self.relu, self.maxpool] if name == "stem" else super().stage_modules(name)
 
 
 class ResidualBlock(nn.Module):
-    """Maps (B, incoming, h, w) -> (B, outgoing, h/stride, w/stride), added to what came in.
+    """Feature maps (B, in_channels, h, w) -> (B, out_channels, h/stride, w/stride).
 
-    Where the output is as wide as the inside the block is two 3x3 convolutions, otherwise 1x1, 3x3, 1x1 with the
-    stride in the 3x3 (torchvision's way, not the paper's).
+    Two 3x3 convolutions if out_channels equals width; otherwise a 1x1, 3x3, 1x1 bottleneck with the stride in the 3x3
+    convolution, as in torchvision (the paper has it in the first 1x1).
     """
 
-    def __init__(self, incoming: int, width: int, outgoing: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        if width == outgoing:
-            rows: tuple[tuple[int, int, int, int], ...] = ((incoming, width, 3, stride), (width, width, 3, 1))
+        if width == out_channels:
+            layers: tuple[tuple[int, ...], ...] = ((in_channels, width, 3, stride), (width, width, 3, 1))
         else:
-            rows = ((incoming, width, 1, 1), (width, width, 3, stride), (width, outgoing, 1, 1))
-        self.convolutions = len(rows)
-        for number, (before, after, kernel, step) in enumerate(rows, start=1):
-            convolution = nn.Conv2d(before, after, kernel, step, padding=kernel // 2, bias=False)
-            self.add_module(f"conv{number}", convolution)
-            self.add_module(f"bn{number}", nn.BatchNorm2d(after))
+            layers = ((in_channels, width, 1, 1), (width, width, 3, stride), (width, out_channels, 1, 1))
+        self.depth = len(layers)
+        for index, (before, after, kernel, step) in enumerate(layers, start=1):
+            self.add_module(f"conv{index}", nn.Conv2d(before, after, kernel, step, padding=kernel // 2, bias=False))
+            self.add_module(f"bn{index}", nn.BatchNorm2d(after))
         self.downsample = None
-        if stride != 1 or incoming != outgoing:
-            shortcut = nn.Conv2d(incoming, outgoing, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outgoing))
+        if stride != 1 or in_channels != out_channels:
+            shortcut = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(out_channels))
 
-    def forward(self, maps: Tensor) -> Tensor:
-        inner = maps
-        for number in range(1, self.convolutions + 1):
-            inner = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(inner))
-            if number < self.convolutions:
-                inner = F.relu(inner, inplace=True)
-        shortcut = maps if self.downsample is None else self.downsample(maps)
-        return F.relu(inner + shortcut, inplace=True)
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x
+        for index in range(1, self.depth + 1):
+            residual = self.get_submodule(f"bn{index}")(self.get_submodule(f"conv{index}")(residual))
+            if index < self.depth:
+                residual = F.relu(residual, inplace=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(residual + shortcut, inplace=True)

@@ -1,7 +1,7 @@
-"""The ranks of every image's positives, exactly: counted where positives are few, else found by search.
+"""The exact ranks of every query's positives: counted where positives are few, otherwise from a full search.
 
-Axes: M images that ask, G items, D embedding, B images or items of one block, K neighbours, R positives of one image,
-P positives of all images: image after image, and of each image the nearest first.
+Axes: M queries, G gallery items, D embedding, B queries or items of one block, K neighbors, R positives of one query,
+P positives of all queries: query by query, nearest first.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from proxygml.evaluation.counting import count_ranks
-from proxygml.evaluation.search import nearest_in_blocks
-from proxygml.evaluation.vectors import middle
+from proxygml.evaluation.search import central_vector, nearest_in_blocks
 
-MOST_TO_COUNT = 2**23  # P; each takes about 60 bytes
-MOST_IN_DOUBT = 2**16  # R times D: with more positives, or longer sums, float32 leaves too many comparisons in doubt
-MOST_ALIKE = 64  # and so it does with more copies of an item
+MAX_COUNTED = 2**23  # P; each takes about 60 bytes
+MAX_COMPARED = 2**16  # R times D; above, float32 bounds leave too many comparisons open
+MAX_DUPLICATES = 64  # copies of an item leave them open too
 
 
 def ranks_of_positives(
     vectors: Tensor,
     classes: Tensor,
-    searched: Tensor,
-    searched_classes: Tensor,
+    gallery: Tensor,
+    gallery_classes: Tensor,
     positives: Tensor,
     *,
     depth: int,
@@ -30,39 +29,39 @@ def ranks_of_positives(
     process: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Part by part: some images, by their place in (M,), and the ranks (P,) of their positives.
+    """Yields slices of the queries (M,) with the ranks (P,) of their positives; each process gets other queries.
 
-    Vectors (M, D) and searched (G, D) have classes from 0 on; where they are the same tensor, no image finds itself.
-    `positives` (M,) are as many as each image has. Of a rank above R, or of the nearest positive's above both R and
-    `depth`, is only known that it is. Of several processes each is given other images.
+    vectors (M, D) and gallery (G, D) have classes 0..C-1; if both are the same tensor, no query finds itself.
+    `positives` (M,) counts the positives of each query. A rank above R, or for the nearest positive above both R and
+    `depth`, is only known to be above.
     """
-    origin = middle(searched)  # (D,)
-    if _countable(vectors, searched, positives, origin):
-        sides = (vectors, classes), (searched, searched_classes)
+    origin = central_vector(gallery)  # (D,)
+    if _countable(vectors, gallery, positives, origin):
+        sides = (vectors, classes), (gallery, gallery_classes)
         ranks = count_ranks(*sides, positives, origin, depth, block, process, progress)
-        rank, processes = process
-        mine = slice(len(vectors) * rank // processes, len(vectors) * (rank + 1) // processes)
-        yield mine, ranks[positives[: mine.start].sum() : positives[: mine.stop].sum()]
+        rank, world_size = process
+        own = slice(len(vectors) * rank // world_size, len(vectors) * (rank + 1) // world_size)
+        yield own, ranks[positives[: own.start].sum() : positives[: own.stop].sum()]
         return
-    found = min(max(depth, int(positives.max())), len(searched) - (vectors is searched))  # K
-    for asking, indices, _ in nearest_in_blocks(vectors, searched, found, block, process):
-        hits = searched_classes[indices] == classes[asking, None]  # (B, K)
-        end = positives[asking].cumsum(0)  # (B,)
+    count = min(max(depth, int(positives.max())), len(gallery) - (vectors is gallery))  # K
+    for queries, indices, _ in nearest_in_blocks(vectors, gallery, count, block, process):
+        hits = gallery_classes[indices] == classes[queries, None]  # (B, K)
+        end = positives[queries].cumsum(0)  # (B,)
         image, column = hits.nonzero(as_tuple=True)
-        ranks = torch.full((int(end[-1]),), found + 1)  # (P,)
-        ranks[(end - positives[asking])[image] + hits.cumsum(1)[image, column] - 1] = column + 1
-        yield asking, ranks
-        progress(asking.stop, len(vectors))
+        ranks = torch.full((int(end[-1]),), count + 1)  # (P,)
+        ranks[(end - positives[queries])[image] + hits.cumsum(1)[image, column] - 1] = column + 1
+        yield queries, ranks
+        progress(queries.stop, len(vectors))
 
 
-def _countable(vectors: Tensor, searched: Tensor, positives: Tensor, origin: Tensor) -> bool:
-    """Whether float32 products tell enough, and what is to be counted fits in memory."""
+def _countable(vectors: Tensor, gallery: Tensor, positives: Tensor, origin: Tensor) -> bool:
+    """Whether float32 products decide most comparisons and the counts fit in memory."""
     try:
-        rough = torch.get_float32_matmul_precision() != "highest"  # products may then be rounded to bfloat16
-    except RuntimeError:  # torch says so where its newer switches were used
-        rough = True
-    few = positives.max() * vectors.shape[1] <= MOST_IN_DOUBT and positives.sum() <= MOST_TO_COUNT
-    asking, found = (torch.linalg.vector_norm(side - origin, dim=1) for side in (vectors, searched))  # (M,), (G,)
-    fit = 1e-10 < max(asking.max(), found.max()) < 1e10  # squares that float32 holds
-    alike = found.unique(return_counts=True)[1].square().sum() / len(found)  # items as long as an item: its copies
-    return bool(few and fit and alike <= MOST_ALIKE and not rough)
+        full_precision = torch.get_float32_matmul_precision() == "highest"  # others may round to bfloat16
+    except RuntimeError:  # raised when the newer precision switches were set
+        full_precision = False
+    few = positives.max() * vectors.shape[1] <= MAX_COMPARED and positives.sum() <= MAX_COUNTED
+    query_norms, norms = (torch.linalg.vector_norm(side - origin, dim=1) for side in (vectors, gallery))  # (M,), (G,)
+    in_range = 1e-10 < max(query_norms.max(), norms.max()) < 1e10  # squares fit in float32
+    duplicates = norms.unique(return_counts=True)[1].square().sum() / len(norms)  # equal norms: copies of an item
+    return bool(few and in_range and duplicates <= MAX_DUPLICATES and full_precision)

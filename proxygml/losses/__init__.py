@@ -25,76 +25,76 @@ class Method:
     title: str
     paper: str
     source: str = LIBRARY
-    batches: Literal["shuffled", "balanced", "neighbouring", "two streams"] = "shuffled"
+    batches: Literal["shuffled", "balanced", "neighboring", "two streams"] = "shuffled"
     images_per_class: int = 4  # in such batches
     unit_length: bool = True  # of the embeddings, in training and in evaluation
     learning_rate: float = 3e-2  # of the loss's own parameters, with Adam and an epsilon of 1e-8
     network: Literal["plain", "batch-norm head", "three heads"] = "plain"
-    doubt: str = ""  # what is remembered or reconstructed rather than read
+    caveat: str = ""  # what is remembered or reconstructed rather than read
 
 
 METHODS = {
     "proxygml": Method("proxygml.module.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
     "semihard": Method(
-        "baselines.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
-        doubt="the library takes all semi-hard triplets; the quoted row is said to be TensorFlow's (variant nearest)",
+        "pml.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
+        caveat="the library takes all semi-hard triplets; the quoted row is said to be TensorFlow's (variant nearest)",
     ),
     "liftedstruct": Method(
-        "baselines.liftedstruct", "Lifted structure", "Oh Song et al., CVPR 2016", batches="balanced", unit_length=False
+        "pml.liftedstruct", "Lifted structure", "Oh Song et al., CVPR 2016", batches="balanced", unit_length=False
     ),
     "clustering": Method(
         "clustering.ClusteringLoss", "Clustering by facility location", "Oh Song et al., CVPR 2017", OURS,
-        doubt="gamma and its decay are another implementation's",
+        caveat="gamma and its decay are another implementation's",
     ),
-    "proxy-nca": Method("baselines.proxy_nca", "Proxy-NCA", "Movshovitz-Attias et al., ICCV 2017"),
+    "proxy-nca": Method("pml.proxy_nca", "Proxy-NCA", "Movshovitz-Attias et al., ICCV 2017"),
     "hdc": Method(
         "hdc.HDCLoss", "Hard-aware deeply cascaded", "Yuan et al., ICCV 2017", OURS, batches="balanced",
-        network="three heads", doubt="every head ranks all pairs, as in the released code; the paper: cascade=True",
+        network="three heads", caveat="every head ranks all pairs, as in the released code; the paper: cascade=True",
     ),
     "htl": Method(
-        "htl.HTLLoss", "Hierarchical triplets", "Ge et al., ECCV 2018", OURS, batches="neighbouring",
-        images_per_class=2, doubt="linkage of the tree, batch layout and first epoch are reconstructed",
+        "htl.HTLLoss", "Hierarchical triplets", "Ge et al., ECCV 2018", OURS, batches="neighboring",
+        images_per_class=2, caveat="linkage of the tree, batch layout and first epoch are reconstructed",
     ),
     "damlrrm": Method(
         "damlrrm.DAMLRRMLoss", "DAMLRRM", "Xu et al., CVPR 2019", OURS, batches="two streams",
-        doubt="a reconstruction: of the paper only the abstract was at hand",
+        caveat="a reconstruction: of the paper only the abstract was at hand",
     ),
     "hdml": Method(
         "hdml.HDMLLoss", "Hardness-aware (N-pair)", "Zheng et al., CVPR 2019", OURS, batches="balanced",
         images_per_class=2, unit_length=False, network="batch-norm head",
-        doubt="that the quoted row is the N-pair form is from memory; one term is scaled to the size of the batch",
+        caveat="that the quoted row is the N-pair form is from memory; one term is scaled to the size of the batch",
     ),
     "softtriple": Method(
-        "baselines.softtriple", "SoftTriple", "Qian et al., ICCV 2019", learning_rate=3e-4,  # its centres start short
-        doubt="two centres a class on Stanford Online Products are from memory",
+        "pml.softtriple", "SoftTriple", "Qian et al., ICCV 2019", learning_rate=3e-4,  # its centers start short
+        caveat="two centers a class on Stanford Online Products are from memory",
     ),
     "ms": Method(
-        "baselines.ms", "Multi-similarity", "Wang et al., CVPR 2019", batches="balanced", images_per_class=5,
-        doubt="base 1 of the paper is from memory, 0.5 the released code's",
+        "pml.ms", "Multi-similarity", "Wang et al., CVPR 2019", batches="balanced", images_per_class=5,
+        caveat="base 1 of the paper is from memory, 0.5 the released code's",
     ),
     "margin": Method(
-        "baselines.margin", "Margin, distance-weighted", "Wu et al., ICCV 2017", batches="balanced", images_per_class=5
+        "pml.margin", "Margin, distance-weighted", "Wu et al., ICCV 2017", batches="balanced", images_per_class=5
     ),
-    "proxy-anchor": Method("baselines.proxy_anchor", "Proxy-Anchor", "Kim et al., CVPR 2020"),
+    "proxy-anchor": Method("pml.proxy_anchor", "Proxy-Anchor", "Kim et al., CVPR 2020"),
     "n-pair": Method(
-        "baselines.n_pair", "N-pair", "Sohn, NeurIPS 2016", batches="balanced", images_per_class=2, unit_length=False
+        "pml.n_pair", "N-pair", "Sohn, NeurIPS 2016", batches="balanced", images_per_class=2, unit_length=False
     ),
-    "contrastive": Method("baselines.contrastive", "Contrastive", "Hadsell et al., CVPR 2006", batches="balanced"),
+    "contrastive": Method("pml.contrastive", "Contrastive", "Hadsell et al., CVPR 2006", batches="balanced"),
     "triplet": Method(
-        "baselines.triplet", "Triplets, all", "Weinberger and Saul, JMLR 2009", batches="balanced"
+        "pml.triplet", "Triplets, all", "Weinberger and Saul, JMLR 2009", batches="balanced"
     ),
-    "norm-softmax": Method("baselines.norm_softmax", "Normalised softmax", "Wang et al., ACM MM 2017"),
-    "cosface": Method("baselines.cosface", "CosFace", "Wang et al., CVPR 2018"),
-    "am-softmax": Method("baselines.am_softmax", "AM-softmax", "Wang et al., SPL 2018"),
-    "arcface": Method("baselines.arcface", "ArcFace", "Deng et al., CVPR 2019"),
+    "norm-softmax": Method("pml.norm_softmax", "Normalized softmax", "Wang et al., ACM MM 2017"),
+    "cosface": Method("pml.cosface", "CosFace", "Wang et al., CVPR 2018"),
+    "am-softmax": Method("pml.am_softmax", "AM-softmax", "Wang et al., SPL 2018"),
+    "arcface": Method("pml.arcface", "ArcFace", "Deng et al., CVPR 2019"),
     "l-softmax": Method(
-        "baselines.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False,
-        doubt="the weight of the plain cosine is where the authors' ends, from memory; theirs falls during training",
+        "pml.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False,
+        caveat="the weight of the plain cosine is where the authors' ends, from memory; theirs falls during training",
     ),
-    "subcenter-arcface": Method("baselines.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
+    "subcenter-arcface": Method("pml.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
     "center": Method(
         "center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False,
-        doubt="that the paper sums where this takes means is from memory",
+        caveat="that the paper sums where this takes means is from memory",
     ),
 }  # fmt: skip
 

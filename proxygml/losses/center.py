@@ -1,4 +1,4 @@
-"""Center loss: softmax and the distance to the centre of the own class (Wen et al., ECCV 2016).
+"""Center loss: softmax and the distance to the center of the own class (Wen et al., ECCV 2016).
 
 c         centers       (C, D)  not trained by gradient: each batch moves them
 W, b      classifier            linear, of the softmax
@@ -24,7 +24,7 @@ class CenterLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D) as they come, integer labels (B,) in 0..C-1 -> scalar.
 
     Softmax and distances are both means over the batch; the paper sums both, from memory, which is B times as much.
-    Centres start at 0, as nothing else is known, and move with every batch while the module is in training mode.
+    Centers start at 0, as nothing else is known, and move with every batch while the module is in training mode.
     """
 
     centers: Tensor

@@ -29,8 +29,8 @@ BASES = ("liftedstruct", "contrastive", "ms")
 class DAMLRRMLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D) of any length, integer labels (B,) in 0..C-1 -> scalar.
 
-    A reconstruction of the method, see the top of its file. The first round(`structured_share` * B) rows of a batch are
-    its structured stream (classes with several images each), the rest its unstructured stream (plain shuffled).
+    A reconstruction of the method, see the top of its file. The first round(`structured_fraction` * B) rows of a batch
+    are its structured stream (classes with several images each), the rest its unstructured stream (plain shuffled).
     `base` is the loss on the chosen pairs: liftedstruct (Euclidean distances), contrastive (squared) or ms (cosines, no
     miner); `margin` is that of the first two. A batch without positives or without negatives gives 0.
     """
@@ -41,16 +41,16 @@ class DAMLRRMLoss(nn.Module):
         embedding_dim: int,
         *,
         base: str = "ms",
-        structured_share: float = 0.75,
+        structured_fraction: float = 0.75,
         margin: float = 1.0,
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
         require_not_negative(margin=margin)
-        if not 0 < structured_share <= 1:
-            raise ValueError(f"expected a structured_share above 0 and up to 1, got {structured_share}")
+        if not 0 < structured_fraction <= 1:
+            raise ValueError(f"expected a structured_fraction above 0 and up to 1, got {structured_fraction}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
-        self.structured_share = structured_share
+        self.structured_fraction = structured_fraction
         self.base = base_loss(base, margin)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -60,14 +60,14 @@ class DAMLRRMLoss(nn.Module):
             fixed = samples.detach()
             apart = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)
             one, other = spanning_trees(apart, labels)  # (E,), (E,)
-            anchors, negatives = negative_pairs(labels, round(self.structured_share * len(labels)))
+            anchors, negatives = negative_pairs(labels, round(self.structured_fraction * len(labels)))
             if len(one) == 0 or len(anchors) == 0:  # some bases would then only push everything apart, or together
                 return 0 * samples.sum()
             pairs = (torch.cat([one, other]), torch.cat([other, one]), anchors, negatives)  # positives in both orders
             return self.base(samples, labels, pairs)
 
     def extra_repr(self) -> str:
-        return f"structured_share={self.structured_share}"
+        return f"structured_fraction={self.structured_fraction}"
 
 
 def base_loss(name: str, margin: float) -> nn.Module:

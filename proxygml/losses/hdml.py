@@ -5,7 +5,7 @@ embeddings back to features, from which the network's own head makes the embeddi
 
     y               features    (B, F)      what the trunk gives the head
     g               head                    BatchNorm1d, Linear: part of the network, z = g(y)
-    z_i, z+_i       anchors, positives      (n, D) each, first and second image of each of n classes, not normalised
+    z_i, z+_i       anchors, positives      (n, D) each, first and second image of each of n classes, not normalized
     d+_i, d-_ij     own, distances          |z_i - z+_i| (n, 1) and |z_i - z+_j| (n, n)
     z^_ij           pulled      (n, n, D)   z+_j, moved towards z_i where it is farther from it than z+_i
     i               generator               Linear, ReLU, BatchNorm1d, Linear, in this order
@@ -70,13 +70,13 @@ class HDMLLoss(nn.Module):
 
     Of a class with more images than two the first two are the pair, a class with one is left out of the tuples; all
     images are rebuilt and classified. With fewer than two pairs the value is J_ce. Anchor and positive are not alike:
-    the order within a class matters, that of the classes does not. `regularisation` is for CUB, Cars has 3e-3.
+    the order within a class matters, that of the classes does not. `regularization` is for CUB, Cars has 3e-3.
 
     Our choices, where the paper is open or we differ from the authors: their weight decay inside J_m is left to the
     optimizer, so J_avg lacks it too; J_avg is the mean of J_m times its weight, as in their code ("average metric loss"
     in the paper is from memory); the reconstruction error, a sum, is scaled by 128/B (a reconstruction), since beta is
     tuned to its size; histories start full of 1e6; pulling is differentiated, distances included; synthetic features
-    are normalised by their own statistics and leave the head's running ones alone.
+    are normalized by their own statistics and leave the head's running ones alone.
     """
 
     metric_history: Tensor
@@ -91,19 +91,19 @@ class HDMLLoss(nn.Module):
         beta: float = 1e4,
         reconstruction_share: float = 0.5,
         softmax_factor: float = 1e4,
-        regularisation: float = 1.5e-2,
+        regularization: float = 1.5e-2,
         window: int = 64,
         features: int | None = None,
     ) -> None:
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim, window=window)
-        require_not_negative(alpha=alpha, beta=beta, softmax_factor=softmax_factor, regularisation=regularisation)
+        require_not_negative(alpha=alpha, beta=beta, softmax_factor=softmax_factor, regularization=regularization)
         if not 0 <= reconstruction_share <= 1:
             raise ValueError(f"expected reconstruction_share in 0..1, got {reconstruction_share}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.alpha, self.beta = alpha, beta
         self.reconstruction_share, self.softmax_factor = reconstruction_share, softmax_factor
-        self.regularisation = regularisation
+        self.regularization = regularization
         self.learning_rates = {"generator": 1e-2, "classifier": 1e-3}
         self.last_terms: Terms | None = None
         for name in ("metric_history", "generator_history"):  # the newest last
@@ -115,8 +115,8 @@ class HDMLLoss(nn.Module):
 
     def watch(self, network: nn.Module) -> None:
         """Take the network's head and, from now on, what it is fed; before the optimizer is made."""
-        if getattr(network, "normalise", False):
-            raise ValueError("expected a network whose embeddings keep their length: build it with normalise=False")
+        if getattr(network, "normalize", False):
+            raise ValueError("expected a network whose embeddings keep their length: build it with normalize=False")
         if self._watched:
             raise ValueError("expected to watch one network, got a second: make a loss for each")
         head, width = cast(nn.Module, network.head), cast(Any, network.trunk).channels
@@ -145,14 +145,14 @@ class HDMLLoss(nn.Module):
                 return classification + 0 * embeddings.sum()
             anchors, positives = embeddings[first], embeddings[second]  # (n, D) each
             batch, sizes = len(embeddings), [len(first), len(first) ** 2]  # B and n, n n
-            metric = n_pair(anchors, positives[None], self.regularisation)  # step 1: J_m
+            metric = n_pair(anchors, positives[None], self.regularization)  # step 1: J_m
             kept_gap = torch.exp(-self.alpha / self.metric_history.mean()).to(precision)
             pulled = pull(anchors, positives, kept_gap)  # (n, n, D), step 2
             sources = torch.cat([embeddings, anchors, pulled.flatten(0, 1)])  # (B + n + n n, D)
 
             synthetic = self._generate(sources, learn=False)[batch:]  # (n + n n, F), step 3, for the network to learn
             hard_anchors, hard = self._embed(synthetic).split(sizes)  # (n, D), (n n, D): z~
-            synthetic_metric = n_pair(hard_anchors, hard.view_as(pulled), self.regularisation)  # step 4: J_syn
+            synthetic_metric = n_pair(hard_anchors, hard.view_as(pulled), self.regularization)  # step 4: J_syn
             metric_weight = torch.exp(-self.beta / self.generator_history.mean()).to(precision)
             network_loss = metric_weight * metric + (1 - metric_weight) * synthetic_metric  # step 5: J_metric
 
@@ -231,14 +231,14 @@ def pairs_of(labels: Tensor) -> tuple[Tensor, Tensor]:
     return order[:-1][starts & same], order[1:][starts & same]
 
 
-def n_pair(anchors: Tensor, candidates: Tensor, regularisation: float) -> Tensor:
+def n_pair(anchors: Tensor, candidates: Tensor, regularization: float) -> Tensor:
     """Mean cross entropy of finding candidate i for anchor i: (n, D), (n or 1, n, D) -> scalar.
 
-    Candidates are each anchor's own or, with a first axis of 1, the same for all. The regularisation is of the lengths.
+    Candidates are each anchor's own or, with a first axis of 1, the same for all. The regularization is of the lengths.
     """
     scores = (candidates @ anchors[:, :, None]).squeeze(-1)  # (n, n)
     lengths = anchors.square().sum(dim=-1).mean() + candidates.square().sum(dim=-1).mean()
-    return F.cross_entropy(scores, torch.arange(len(anchors), device=anchors.device)) + regularisation / 4 * lengths
+    return F.cross_entropy(scores, torch.arange(len(anchors), device=anchors.device)) + regularization / 4 * lengths
 
 
 def pull(anchors: Tensor, positives: Tensor, kept_gap: Tensor | float) -> Tensor:

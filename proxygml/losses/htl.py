@@ -54,7 +54,7 @@ class HTLLoss(nn.Module):
 
     The mean over all triplets of the batch, violated or not, of half the hinge. `begin_epoch` makes the tree; without
     it, and in epoch 0, every margin is `first_margin`. `class_distances` (C, C), zero on the diagonal, says which
-    classes are neighbours, for batches that hold them together; None as long as there is no tree. None of this is in
+    classes are neighbors, for batches that hold them together; None as long as there is no tree. None of this is in
     the state_dict, since `begin_epoch` makes it from the network alone. `levels` is the paper's L.
     """
 

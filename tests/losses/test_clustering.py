@@ -178,7 +178,7 @@ class TestAgainstAllSetsOfMedoids:
         assert optimal > 6  # of 12: a search that chose at random would rarely meet the best of up to 56 sets
 
 
-class TestNormalisedMutualInformation:
+class TestNormalizedMutualInformation:
     @pytest.mark.parametrize("seed", range(10))
     def test_equals_scikit_learns_with_the_geometric_mean(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

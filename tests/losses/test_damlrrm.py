@@ -91,7 +91,7 @@ def slow_loss(embeddings: Tensor, labels: Tensor, base: str, structured: int) ->
 
 
 class TestTrees:
-    def test_points_on_a_line_are_joined_to_their_neighbours(self) -> None:
+    def test_points_on_a_line_are_joined_to_their_neighbors(self) -> None:
         points = torch.tensor([[0.0], [1], [3], [7]])
         assert edges_of(squared_distances(points), torch.zeros(4, dtype=torch.int64)) == [(0, 1), (1, 2), (2, 3)]
         shuffled = points[[2, 0, 3, 1]]  # 3, 0, 7, 1
@@ -202,7 +202,7 @@ class TestByHand:
 @pytest.mark.parametrize("seed", range(3))
 def test_value_and_gradient_equal_a_loop(base: str, share: float, structured: int, seed: int) -> None:
     embeddings, labels = random_batch(seed)
-    value, gradient = value_and_gradients(DAMLRRMLoss(5, 4, base=base, structured_share=share), embeddings, labels)
+    value, gradient = value_and_gradients(DAMLRRMLoss(5, 4, base=base, structured_fraction=share), embeddings, labels)
     leaf = embeddings.clone().requires_grad_()
     expected = slow_loss(leaf, labels, base, structured)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-9, atol=1e-9)
@@ -220,7 +220,7 @@ def test_value_and_gradient_equal_a_loop(base: str, share: float, structured: in
 def test_pairs_in_one_stream_give_the_base_loss_itself(base: str, other: torch.nn.Module) -> None:
     embeddings, _ = random_batch(0)
     labels = torch.arange(16) // 2
-    loss = DAMLRRMLoss(8, 4, base=base, structured_share=1.0)
+    loss = DAMLRRMLoss(8, 4, base=base, structured_fraction=1.0)
     torch.testing.assert_close(
         value_and_gradients(loss, embeddings, labels), value_and_gradients(other, embeddings, labels)
     )
@@ -257,9 +257,9 @@ def test_three_quarters_of_a_batch_are_the_structured_stream(images: int, struct
     ("options", "message"),
     [
         ({"base": "triplet"}, "expected a base among liftedstruct, contrastive, ms, got 'triplet'"),
-        ({"structured_share": 0.0}, "expected a structured_share above 0 and up to 1, got 0.0"),
-        ({"structured_share": 1.5}, "got 1.5"),
-        ({"structured_share": math.nan}, "got nan"),
+        ({"structured_fraction": 0.0}, "expected a structured_fraction above 0 and up to 1, got 0.0"),
+        ({"structured_fraction": 1.5}, "got 1.5"),
+        ({"structured_fraction": math.nan}, "got nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:

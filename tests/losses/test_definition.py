@@ -77,16 +77,10 @@ def test_runs_on_fake_tensors(classes: int) -> None:
 @pytest.mark.parametrize("options", [{"sparse_gradient": True, "proxy_weight": 0.0}, {"proxy_rows": 4}])
 def test_what_the_definition_lacks_is_refused(options: dict) -> None:
     loss = ProxyGMLLoss(4, 5, links=30, **options)
-    with pytest.raises(ValueError, match="no form that torch"):
+    with pytest.raises(ValueError, match="cannot trace"):
         torch.func.grad(loss)(torch.randn(3, 5), LABELS)
-    with pytest.raises(ValueError, match="definition has no sparse_gradient and no proxy_rows"):
+    with pytest.raises(ValueError, match="definition does not support sparse_gradient and proxy_rows"):
         ProxyGMLLoss(4, 5, implementation="definition", **options)
-
-
-def test_fused_refuses_more_proxies_per_class_than_it_can_regularize() -> None:
-    with pytest.raises(ValueError, match="fused regularizes up to 32 proxies per class, got 33"):
-        ProxyGMLLoss(4, 5, proxies_per_class=33, implementation="fused")
-    ProxyGMLLoss(4, 5, proxies_per_class=33, ratio=1, implementation="fused", proxy_weight=0)
 
 
 @pytest.mark.parametrize("implementation", ["definition", "fused"])

@@ -14,9 +14,9 @@ from proxygml import ProxyGMLLoss
 def test_the_librarys_own_trainer_trains_with_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     torch.manual_seed(0)
-    centres = torch.randn(4, 10)
+    centers = torch.randn(4, 10)
     labels = torch.arange(64) % 4
-    data = TensorDataset(centres[labels] + 0.3 * torch.randn(64, 10), labels)
+    data = TensorDataset(centers[labels] + 0.3 * torch.randn(64, 10), labels)
     trunk, embedder = torch.nn.Linear(10, 8), torch.nn.Linear(8, 6)
     loss = ProxyGMLLoss(4, 6, proxies_per_class=2, ratio=1)
     values = []

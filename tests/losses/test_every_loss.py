@@ -95,9 +95,9 @@ def overlapping_classes() -> Batch:
     """Three images of each class, close enough together for every loss to be at work."""
     generator = torch.Generator().manual_seed(5)
     labels = torch.arange(CLASSES).repeat(3)
-    centres = torch.randn(CLASSES, DIMENSION, generator=generator, dtype=torch.float64)
+    centers = torch.randn(CLASSES, DIMENSION, generator=generator, dtype=torch.float64)
     spread = torch.randn(len(labels), DIMENSION, generator=generator, dtype=torch.float64)
-    return 0.6 * centres[labels] + 0.8 * spread, labels
+    return 0.6 * centers[labels] + 0.8 * spread, labels
 
 
 class Outcome(NamedTuple):
@@ -123,7 +123,7 @@ def value_and_gradients(
 
 
 def outcome(loss: Fed, embeddings: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Outcome:
-    """Of a copy, since centres and histories move with every batch; autocast is for forward alone, as it should be."""
+    """Of a copy, since centers and histories move with every batch; autocast is for forward alone, as it should be."""
     loss = copy.deepcopy(loss)
     names, parameters = [name for name, _ in loss.named_parameters()], list(loss.parameters())
     forward = torch.autocast("cpu", dtype=autocast, enabled=autocast is not None)(loss.forward)
@@ -188,7 +188,7 @@ class TestSymmetries:
         loss, other = made(case, dtype=torch.float64), made(case, dtype=torch.float64, names=names)
         for state in loss.state_dict().values():
             if axis_of_classes(state) is not None:
-                state += 0.3 * torch.rand_like(state)  # boundaries and centres that differ between classes
+                state += 0.3 * torch.rand_like(state)  # boundaries and centers that differ between classes
         other.load_state_dict(renamed(loss.state_dict(), names))
         expected = outcome(loss, embeddings, labels)
         expected = expected._replace(state=renamed(expected.state, names))
@@ -198,7 +198,7 @@ class TestSymmetries:
             assert (loss(embeddings, names[labels]) - expected.value).abs() > 1e-6
 
     @over([case for case in CASES if METHODS[case.name].unit_length and case.name != "clustering"])
-    def test_lengths_do_not_matter_to_a_loss_that_normalises(self, case: Case, batch: Batch) -> None:
+    def test_lengths_do_not_matter_to_a_loss_that_normalizes(self, case: Case, batch: Batch) -> None:
         embeddings, labels = batch
         loss = made(case, dtype=torch.float64)
         expected = outcome(loss, embeddings, labels)

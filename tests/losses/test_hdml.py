@@ -57,8 +57,8 @@ def inputs_for(labels: Tensor, seed: int = 1) -> Tensor:
     return torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def normalised(rows: list[Tensor], norm: nn.BatchNorm1d) -> list[Tensor]:
-    """Batch normalisation with the statistics of these rows."""
+def normalized(rows: list[Tensor], norm: nn.BatchNorm1d) -> list[Tensor]:
+    """Batch normalization with the statistics of these rows."""
     mean = sum(rows) / len(rows)
     variance = sum((row - mean) ** 2 for row in rows) / len(rows)
     return [(row - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias for row in rows]
@@ -71,7 +71,7 @@ def oracle(network: Network, loss: HDMLLoss, inputs: Tensor, labels: Tensor) -> 
     linear = network.head[1]
 
     def head(rows: list[Tensor]) -> list[Tensor]:
-        return [linear.weight @ row + linear.bias for row in normalised(rows, network.head[0])]
+        return [linear.weight @ row + linear.bias for row in normalized(rows, network.head[0])]
 
     def n_pair_loss(tuples: list[tuple[Tensor, list[Tensor]]]) -> Tensor:
         total = 0
@@ -80,7 +80,7 @@ def oracle(network: Network, loss: HDMLLoss, inputs: Tensor, labels: Tensor) -> 
         lengths = sum(anchor @ anchor for anchor, _ in tuples) / len(tuples)
         rows = [candidate for _, candidates in tuples for candidate in candidates]
         lengths = lengths + sum(row @ row for row in rows) / len(rows)
-        return total / len(tuples) + 0.25 * loss.regularisation * lengths
+        return total / len(tuples) + 0.25 * loss.regularization * lengths
 
     def classified(rows: list[Tensor], classes: list[int]) -> Tensor:
         scores = [loss.classifier.weight @ row + loss.classifier.bias for row in rows]
@@ -104,7 +104,7 @@ def oracle(network: Network, loss: HDMLLoss, inputs: Tensor, labels: Tensor) -> 
             pulled.append(negative)
 
     first, _, norm, last = loss.generator
-    hidden = normalised([(first.weight @ row + first.bias).clamp_min(0) for row in [*z, *anchors, *pulled]], norm)
+    hidden = normalized([(first.weight @ row + first.bias).clamp_min(0) for row in [*z, *anchors, *pulled]], norm)
     generated = [last.weight @ row + last.bias for row in hidden]
     rebuilt, synthetic = generated[: len(z)], generated[len(z) :]
     hard = head(synthetic)
@@ -294,7 +294,7 @@ class TestWeighing:
         (actual,) = torch.autograd.grad(loss(embeddings, LABELS), embeddings)
         embeddings = network(inputs)
         first, second = pairs_of(LABELS)
-        plain = n_pair(embeddings[first], embeddings[second][None], loss.regularisation)
+        plain = n_pair(embeddings[first], embeddings[second][None], loss.regularization)
         torch.testing.assert_close(actual, torch.autograd.grad(plain, embeddings)[0])
         torch.testing.assert_close(loss.last_terms.metric, plain.detach())
 
@@ -386,7 +386,7 @@ class TestTheHook:
 
     def test_a_real_network_is_trained_in_every_group(self) -> None:
         torch.manual_seed(0)
-        network = build("convnet", embedding_dim=8, normalise=False)
+        network = build("convnet", embedding_dim=8, normalize=False)
         channels = network.trunk.channels
         network.head = nn.Sequential(nn.BatchNorm1d(channels), nn.Linear(channels, 8))
         loss = HDMLLoss(3, 8)
@@ -475,7 +475,7 @@ class TestBadInput:
         network, loss = watched()
         with pytest.raises(ValueError, match="expected to watch one network, got a second"):
             loss.watch(network)
-        with pytest.raises(ValueError, match="build it with normalise=False"):
+        with pytest.raises(ValueError, match="build it with normalize=False"):
             HDMLLoss(CLASSES, DIMENSION).watch(Embedder(build("convnet", embedding_dim=4).trunk, 4))
 
     @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from tests.losses.test_every_loss import value_and_gradients
 
 
 def clustered(classes: int, dimension: int, per_class: int, seed: int, noise: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Images around random centres, not of unit length: (M, D) in float64, (M,)."""
+    """Images around random centers, not of unit length: (M, D) in float64, (M,)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat_interleave(per_class)
-    centres = torch.randn(classes, dimension, generator=generator, dtype=torch.float64)
+    centers = torch.randn(classes, dimension, generator=generator, dtype=torch.float64)
     noises = torch.randn(len(labels), dimension, generator=generator, dtype=torch.float64)
-    return centres[labels] + noise * noises, labels
+    return centers[labels] + noise * noises, labels
 
 
 def loss_with_tree(embeddings: Tensor, labels: Tensor, **options: object) -> HTLLoss:

@@ -59,7 +59,7 @@ def test_tamed_vectors_keep_their_direction_to_the_last_digit(dtype: torch.dtype
     assert bool(((unit - torch.nn.functional.normalize(vectors, dim=1))[:5].abs() <= digits).all())
 
 
-def test_an_ordinary_vector_is_normalised_to_the_same_bits() -> None:
+def test_an_ordinary_vector_is_normalized_to_the_same_bits() -> None:
     vectors: Tensor = torch.randn(100, 32, generator=torch.Generator().manual_seed(0)) * 3
     assert torch.equal(
         torch.nn.functional.normalize(rescaled(vectors), dim=1), torch.nn.functional.normalize(vectors, dim=1)

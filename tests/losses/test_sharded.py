@@ -12,7 +12,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 
 from proxygml import ProxyGMLLoss
-from proxygml.gathering import gather_rows
+from proxygml.distributed.collectives import gather_rows
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, distributed_topk, initial_proxies
 

@@ -1,4 +1,4 @@
-"""The options of the ProxyGML loss, for every implementation of it and for the Recipe of a run."""
+"""The options of the ProxyGML loss, shared by its implementations and by the Recipe of a run."""
 
 import math
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every 
 
 @dataclass(frozen=True)
 class ProxyGMLSettings:
-    """The defaults are the paper's."""
+    """Options with the paper's defaults."""
 
     proxies_per_class: int = 12
     """N."""
     ratio: float = 0.05
-    """r: each sample is linked to this fraction of all proxies."""
+    """r: link each sample to this fraction of all proxies."""
     links: int | None = None
-    """k itself, instead of a ratio."""
+    """k, instead of a ratio."""
     proxy_weight: float = 0.3
     """Lambda, the weight of the proxy regularizer."""
     positive_mask: bool = True
     """S^pos: link all proxies of the sample's own class first."""
     literal_mask: bool = False
-    """Rank with the +1 that Eq. 3 writes, which does not always put positives first."""
+    """Rank with the +1 of Eq. 3, which does not always put positives first."""
     mask_softmax: bool = True
-    """M: leave classes without a link out of the softmax."""
+    """M: exclude classes without a link from the softmax."""
     scale: float = 1.0
-    """Multiplies the scores in the softmax over samples; 1 in the paper."""
+    """Factor of the scores in the softmax over samples; 1 in the paper."""
     sparse_gradient: bool = False
     """Update linked proxies only, faster with very many classes; for adam and a proxy_weight of 0."""
     proxy_rows: int | None = None
-    """Classify so many proxies, drawn at random, in the regularizer; None: all."""
+    """Number of random proxies to classify in the regularizer; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("proxies_per_class", "links", "proxy_rows"):
@@ -47,11 +47,16 @@ class ProxyGMLSettings:
 
     @property
     def positive_bonus(self) -> float:
-        """What is added to the cosines of positive proxies before they are ranked: S^pos."""
+        """S^pos, added to the cosines of positive proxies for ranking."""
         return 0.0 if not self.positive_mask else 1.0 if self.literal_mask else ABOVE_ANY_COSINE
 
+    @property
+    def extends_definition(self) -> bool:
+        """Whether an option is set that `proxygml_loss` does not have."""
+        return self.sparse_gradient or self.proxy_rows is not None
+
     def links_for(self, num_classes: int) -> int:
-        """k for so many classes: as given, or ceil(r C N), and at most C N."""
+        """k = links or ceil(r C N), at most C N."""
         if self.links is None:
             return choose_links(num_classes, self.proxies_per_class, self.ratio)
         return min(self.links, num_classes * self.proxies_per_class)
@@ -60,5 +65,5 @@ class ProxyGMLSettings:
 def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:
     """k = ceil(r C N), at least 1 and at most C N."""
     proxies = num_classes * proxies_per_class
-    # 0.07 * 100 * 12 is 84.00000000000001 in floating point: without the small number its ceiling would be 85.
+    # 0.07 * 100 * 12 is 84.00000000000001 in floating point; without the epsilon its ceiling would be 85.
     return min(proxies, max(1, math.ceil(ratio * proxies - 1e-9)))

@@ -1,0 +1,1 @@
+"""Real commands with injected faults: `python -m benchmarks.faults`."""

@@ -1,0 +1,72 @@
+"""The command line: which commands there are, and how one fails."""
+
+import os
+import sys
+import warnings
+from typing import Annotated
+
+import tyro
+
+from proxygml.cli.browse import browse
+from proxygml.cli.display import messages, output
+from proxygml.cli.embeddings import embed, evaluate
+from proxygml.cli.export import export
+from proxygml.cli.index import index
+from proxygml.cli.lists import datasets, losses
+from proxygml.cli.paper import paper
+from proxygml.cli.search import search
+from proxygml.cli.train import presets, train
+from proxygml.distributed.launch import is_first_process, may_speak
+from proxygml.version import __version__
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command `proxygml`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not is_first_process() and arguments[:1] not in (["train"], ["embed"]):  # the others need one process
+        return
+    if arguments == ["--version"]:
+        output.print(f"proxygml {__version__}", highlight=False)
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]  # which is called by position
+            train.__annotations__["recipe"] = Annotated[presets(arguments), tyro.conf.arg(name="")]
+            tyro.extras.subcommand_cli_from_dict(
+                {
+                    "train": train,
+                    "embed": embed,
+                    "evaluate": evaluate,
+                    "export": export,
+                    "index": index,
+                    "search": search,
+                    "browse": browse,
+                    "datasets": datasets,
+                    "losses": losses,
+                    "paper": paper,
+                },
+                prog="proxygml",
+                description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
+                args=arguments,
+                config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
+            )
+    except KeyboardInterrupt as stop:
+        # Python remembers one that has passed through code in a string, as of a dataclass that is being imported, and
+        # would end by SIGINT whatever is said here; it forgets when it runs another.
+        exec("")  # nosec B102
+        if is_first_process():
+            messages.print(": ".join(("stopped", *map(str, stop.args))), highlight=False, markup=False)
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("PROXYGML_TRACEBACK"):
+            raise
+        expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
+        what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
+        if may_speak(error):
+            messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
+        sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *where: object) -> None:
+    if is_first_process():
+        messages.print(f"warning: {message}", highlight=False, markup=False)

@@ -1,0 +1,138 @@
+"""proxygml paper."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from proxygml.cli.display import drawn_progress, output, show_table
+from proxygml.cli.stopping import told_to_go_on
+
+QUEUE = "queue"
+
+
+def paper(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    dataset: str = "glyphs",
+    data: Path | None = None,
+    seeds: int | None = None,
+    only: tuple[str, ...] = (),
+    protocol: Literal["paper", "fair"] = "paper",
+    jobs: int | None = None,
+    executor: Literal["local", "ray", "slurm"] = "local",
+    runs: int | None = None,
+    plan: bool = False,
+    quick: bool = False,
+    results: Path | None = None,
+    work: Path | None = None,
+    render: bool = False,
+    report: bool = False,
+) -> None:
+    """Make a table or figure of the paper; without a name, list them.
+
+    `proxygml paper modules` trains what results/modules/glyphs.json lacks, a few seeds of each row, keeps every
+    finished run at once, and draws table and figure beside it. After Ctrl-C the same command goes on. Datasets: glyphs
+    needs no download; cars-head, cub-head, cars-small, cub-small, omniglot-sop and omniglot are small enough for a CPU;
+    cub, cars and sop are what the paper ran, for a GPU.
+
+    `proxygml paper queue --data ROOT` makes all runs behind docs/results.md one after another, the most telling first;
+    ROOT holds Cars196, CUB_200_2011 and omniglot28.npz. `--plan` shows what is left.
+
+    Args:
+        name: Which table or figure, or queue.
+        dataset: What to run it on.
+        data: Folder of that dataset, or one that holds it.
+        seeds: Runs of each row, with the seeds 0, 1, ... [default: 3, of modules 5].
+        only: Rows to run, by their names in the table [default: all].
+        protocol: As the setting has it, without tuning; or fair: settings are chosen on held-out training classes, with
+            equal trials for all, and test classes are scored once.
+        jobs: Runs at a time [default: one for each core, or one on a GPU; the queue makes one].
+        executor: Where runs are made: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
+            (SBATCH_PARTITION and what else sbatch reads from its environment).
+        runs: Stop the queue after so many runs.
+        plan: Show what is left in the queue, and about how long it takes, and run nothing.
+        quick: Two epochs on 24 classes, one seed, into runs/quick: does everything work?
+        results: Folder of finished runs [default: results].
+        work: Folder of unfinished runs [default: runs/paper].
+        render: Draw from results/ alone; without a name, everything, as --report does.
+        report: Write docs/results.md from results/, and draw all that stands in it.
+    """
+    from proxygml import paper
+    from proxygml.paper import rendering, running
+    from proxygml.paper.executors import Executor
+
+    for what, number in (("seed", seeds), ("job", jobs), ("run", runs)):
+        if number is not None and number < 1:
+            raise ValueError(f"expected at least one {what}, got {number}")
+    if report or (render and name is None):
+        output.print(rendering.write_report(), highlight=False)
+        return
+    if name is None:
+        for known in paper.EXPERIMENTS:
+            module = paper.find(known)
+            title = f"{module.IN_THE_PAPER}: {str(module.__doc__).splitlines()[0]}"
+            output.print(f"{known:14s}{title}", highlight=False, markup=False)
+        return
+    results = results or Path("runs/quick" if quick else "results")
+    work = work or Path("runs/quick" if quick else "runs/paper")
+    if name == QUEUE:
+        _queue(data, results, work, runs=runs, quick=quick, plan=plan)
+        return
+    module = paper.find(name)
+    if not render:
+        count = getattr(module, "SEEDS", 3) if seeds is None else seeds
+        with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
+            running.run_experiment(
+                name,
+                dataset,
+                None if data is None else str(data),
+                seeds=range(1 if quick else count),
+                only=only,
+                protocol=protocol,
+                quick=quick,
+                results=results,
+                work=work,
+                executor=Executor(executor, jobs),
+                progress=progress,
+            )
+    table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
+    show_table(table)
+    for remark in remarks:
+        output.print(remark, highlight=False, markup=False)
+    path = rendering.protocol_file(results, name, dataset, protocol)
+    for ending in (".png", ".svg", ".md", ".csv", ".tex"):
+        output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)
+
+
+def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, quick: bool, plan: bool) -> None:
+    from proxygml.paper import queue, tables
+
+    if data is None:
+        raise ValueError("the queue needs a folder with Cars196, CUB_200_2011 and omniglot28.npz: --data ROOT")
+    parts = queue.plan(str(data), results, quick=quick)
+    left = queue.minutes_left(parts, results)
+    if plan:
+        rows = [
+            (f"tier {part.tier}", part.name, f"{len(part.missing)} of {part.wanted}", f"{left[part.name] / 60:.1f} h")
+            for part in parts
+        ]
+        show_table(tables.Table(("when", "what", "runs left", "about"), tuple(rows)))
+    total = sum(len(part.missing) for part in parts)
+    output.print(f"{total} runs left, about {sum(left.values()) / 60:.1f} hours on one core")
+    if plan or not total:
+        return
+    done = 0
+
+    def tell(part: str, run: dict) -> None:
+        nonlocal done
+        done += 1
+        scores = run.get("scores", {})
+        found = "".join(f" {name} {100 * scores[name]:.1f}" for name in ("recall@1", "nmi") if name in scores)
+        output.print(f"{part}: {run['arm']}, seed {run['seed']}:{found}; {total - done} runs left")
+
+    with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
+        failed = queue.run_queue(
+            str(data), results=results, work=work, most=runs, quick=quick, progress=progress, tell=tell
+        )
+    if failed:
+        raise ValueError(f"the queue had failures: {'; '.join(failed)}")

@@ -1,0 +1,82 @@
+"""proxygml train."""
+
+import itertools
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from proxygml.cli.display import drawn_progress, messages, output, program, show_run
+from proxygml.cli.stopping import told_to_go_on
+from proxygml.distributed.launch import is_first_process
+from proxygml.paper import methods
+from proxygml.training.presets import GLYPHS, PRESETS
+from proxygml.training.recipe import Recipe
+
+
+def train(
+    recipe: Recipe = GLYPHS,
+    out: Path | None = None,
+    resume: Path | None = None,
+    like: Literal["fair", "native"] | None = None,
+    json: bool = False,
+) -> None:
+    """Train a network and score it on classes that it has never seen.
+
+    `proxygml train glyphs` trains on embedded letters in a few minutes; every setting of the preset can be changed:
+    `proxygml train glyphs --epochs 4 --embedding-dim 64`. The run is a folder with recipe, log, checkpoints, scores
+    and pictures. After Ctrl-C, a crash or a full disk, `proxygml train --resume FOLDER` goes on after the last finished
+    epoch.
+
+    Args:
+        out: Folder of the new run [default: runs/DATASET-DATE-TIME].
+        resume: Folder of a run to go on with; its own recipe is used.
+        like: Run the --loss in ProxyGML's setting (fair) or in that of its own paper or code (native); what else is
+            given on the command line comes on top.
+        json: Print the scores as JSON.
+    """
+    if resume is not None and (out is not None or like is not None or recipe != GLYPHS):
+        raise ValueError("--resume goes on with the run's own recipe and folder: leave out every other setting")
+
+    from proxygml.training import trainer
+
+    folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
+
+    def how() -> str:
+        begun = (folder / "recipe.json").exists()
+        return f"go on with: {program()} train --resume {shlex.quote(str(folder))}" if begun else ""
+
+    with told_to_go_on(how), drawn_progress() as progress:
+        if resume is not None:
+            run = trainer.resume(folder, progress=progress)
+        else:
+            if like == "native" and recipe.loss in methods.UNKNOWN:
+                messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
+            run = trainer.train(recipe, folder, progress=progress)
+    if not is_first_process():
+        return
+    if json:
+        output.print_json(data=run.scores)
+    else:
+        show_run(run.folder, run.recipe, run.scores)
+
+
+def presets(arguments: list[str]) -> type:
+    """The presets as a type of which each is a subcommand; --like changes them before other settings do."""
+    words = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
+    given = dict(itertools.pairwise(words))  # --loss ms, or --loss=ms
+    recipes = {name: recipe for name, (_, recipe) in PRESETS.items()}
+    if "--like" in given:
+        if given["--like"] not in ("fair", "native"):
+            raise ValueError(f"expected --like fair or --like native, got {given['--like']}")
+        chosen = next((name for name in arguments if name in recipes), None)
+        if chosen is None or (given["--like"] == "native" and not chosen.startswith("paper-")):
+            wanted = "a preset of the paper" if given["--like"] == "native" else "a preset"
+            raise ValueError(f"--like {given['--like']} changes {wanted}: proxygml train paper-cub --like ...")
+        recipe = recipes[chosen]
+        dataset = given.get("--dataset", recipe.dataset)
+        recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))
+    descriptions = {name: description for name, (description, _) in PRESETS.items()}
+    return tyro.extras.subcommand_type_from_defaults(recipes, descriptions, prefix_names=False)

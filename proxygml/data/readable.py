@@ -1,0 +1,46 @@
+"""The images of a list that can be decoded; decoding all of them first keeps a bad file from ending a run midway."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from proxygml.data import ImageList
+from proxygml.data.cache import Cache
+from proxygml.data.check import find_problems, without_problems
+
+MAX_CHECKED, SAMPLE = 100_000, 2_000  # with `sample`, decode this many images of a list longer than MAX_CHECKED
+
+
+def readable_images(
+    images: ImageList,
+    *,
+    skip_broken: bool = False,
+    cache: Cache | None = None,
+    max_bytes: int = 0,
+    sample: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImageList:
+    """The images that can be decoded; unreadable images are an error unless they are skipped.
+
+    Fills the cache, if there is one, up to `max_bytes`. With `sample`, only a random sample of a very long list is
+    decoded: enough to detect a wrong folder or a damaged disk.
+    """
+    fits = cache is not None and cache.least_bytes(len(images)) <= max_bytes
+    if sample and not fits and not skip_broken and len(images) > MAX_CHECKED:
+        if cache is not None:
+            warnings.warn(
+                f"{len(images):,} photos do not fit in {max_bytes / 2**30:g} GB and are decoded in every epoch: "
+                "raise cache_gigabytes",
+                stacklevel=2,
+            )
+        sampled = images.only(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
+        without_problems(sampled, find_problems(sampled, decode=True, progress=progress), skip=False)
+        return images
+    if cache is None:
+        problems = find_problems(images, decode=True, progress=progress)
+    else:
+        problems = cache.fill(images, max_bytes, progress)
+        images = replace(images, open_file=cache.open)
+    return without_problems(images, problems, skip=skip_broken)

@@ -1,0 +1,186 @@
+"""Which images make up each batch of an epoch; (seed, epoch) decide it alone."""
+
+import math
+
+import numpy as np
+
+RUN, WINDOW = 1024, 8  # neighbors that are read together, and how many such runs are mixed
+
+
+def draw_batches(
+    sampler: str,
+    labels: np.ndarray,
+    batch_size: int,
+    images_per_class: int,
+    *,
+    class_distances: np.ndarray | None = None,
+    structured_fraction: float = 0.75,
+    seed: int,
+    epoch: int,
+) -> list[np.ndarray]:
+    """The batches of an epoch by a sampler's name: labels (M,) -> image indices.
+
+    "neighboring" needs `class_distances` (C, C); without it, batches are "balanced".
+    """
+    rng = {"seed": seed, "epoch": epoch}
+    if sampler == "shuffled":
+        return shuffled(len(labels), batch_size, **rng)
+    if sampler == "streamed":
+        return streamed(len(labels), batch_size, **rng)
+    if sampler == "two streams":
+        return two_streams(labels, batch_size, images_per_class, share=structured_fraction, **rng)
+    if sampler == "neighboring" and class_distances is not None:
+        return neighboring(labels, batch_size, images_per_class, class_distances, **rng)
+    return balanced(labels, batch_size, images_per_class, **rng)
+
+
+def shuffled(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """Every image once, in an order that (seed, epoch) decides; the last batch may be smaller, but holds two or more.
+
+    A single image left over would have no batch statistics, so it joins the batch before it.
+    """
+    return _cut(np.random.default_rng((seed, epoch)).permutation(images), batch_size)
+
+
+def streamed(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """Every image once, as `shuffled`, but from few places at a time: for images that are best read in their order.
+
+    Runs of RUN neighbors are put into a random order, and then images are shuffled among WINDOW runs that follow.
+    """
+    random = np.random.default_rng((seed, epoch))
+    runs = np.split(np.arange(images), range(RUN, images, RUN))
+    order = [runs[run] for run in random.permutation(len(runs))]
+    windows = [np.concatenate(order[start : start + WINDOW]) for start in range(0, len(order), WINDOW)]
+    return _cut(np.concatenate([random.permutation(window) for window in windows]), batch_size)
+
+
+def _cut(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    cuts = list(range(batch_size, len(order), batch_size))
+    if cuts and len(order) - cuts[-1] == 1:
+        cuts.pop()
+    return np.split(order, cuts)
+
+
+def balanced(labels: np.ndarray, batch_size: int, images_per_class: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """P classes with K images each, P K = batch_size, as many batches as it takes to draw M images: labels (M,).
+
+    Every class comes as often as any other, give or take one. An image comes again within a batch only where its class
+    has fewer than K.
+    """
+    random = np.random.default_rng((seed, epoch))
+    members = _images_by_class(labels)
+    classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
+    batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
+    return [
+        _draw(members, classes, images_per_class, random)
+        for classes in _classes_in_turn(len(members), classes_per_batch, batches, random)
+    ]
+
+
+def neighboring(
+    labels: np.ndarray,
+    batch_size: int,
+    images_per_class: int,
+    class_distances: np.ndarray,
+    *,
+    group: int = 4,
+    seed: int,
+    epoch: int,
+) -> list[np.ndarray]:
+    """Like `balanced`, but the classes of a batch are random ones, each with the group - 1 classes nearest to it.
+
+    labels (M,), class_distances (C, C) floats. Where a class is near to two, a random one takes its second place.
+    """
+    random = np.random.default_rng((seed, epoch))
+    members = _images_by_class(labels)
+    if class_distances.shape != (len(members), len(members)):
+        raise ValueError(
+            f"expected distances between the {len(members)} classes that have images, got {class_distances.shape}"
+        )
+    classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
+    batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
+    group = min(group, classes_per_batch)
+    drawn = []
+    for anchors in _classes_in_turn(len(members), classes_per_batch // group, batches, random):
+        apart = class_distances[anchors]  # (anchors, C)
+        apart[np.arange(len(anchors)), anchors] = -np.inf  # a class is its own nearest
+        nearest = np.argsort(apart, axis=1, kind="stable")[:, :group]
+        wanted = [*nearest.ravel(), *random.permutation(len(members))]
+        classes = list(dict.fromkeys(int(label) for label in wanted))[:classes_per_batch]
+        drawn.append(_draw(members, classes, images_per_class, random))
+    return drawn
+
+
+def two_streams(
+    labels: np.ndarray, batch_size: int, images_per_class: int, *, share: float = 0.75, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """Batches that begin with a share of balanced images and end with shuffled ones: labels (M,).
+
+    Each stream goes round by itself and is drawn anew when it has ended, wherever the epoch is. The lengths of the two
+    have no common divisor, so that an image of one meets ever other images of the other. Where too few classes
+    fill the first share, batches are smaller, so that it remains that share.
+    """
+    room = images_per_class * len(np.unique(labels))
+    batch_size = min(batch_size, round(room / share))
+    first_size = round(share * batch_size)
+    second_size = batch_size - first_size
+    whole_classes = images_per_class * math.ceil(first_size / images_per_class)
+    first_length = len(balanced(labels, whole_classes, images_per_class, seed=seed, epoch=0))
+    second_length = max(1, len(labels) // max(1, second_size))
+    while math.gcd(first_length, second_length) > 1:
+        second_length -= 1
+    batches = math.ceil(len(labels) / batch_size)
+    first: dict[int, list[np.ndarray]] = {}  # by how often the stream has gone round
+    second: dict[int, np.ndarray] = {}
+    drawn = []
+    for step in range(epoch * batches, (epoch + 1) * batches):
+        turn, place = divmod(step, first_length)
+        if turn not in first:
+            first[turn] = balanced(labels, whole_classes, images_per_class, seed=seed, epoch=turn)
+        structured = first[turn][place][:first_size]
+        turn, place = divmod(step, second_length)
+        if turn not in second:
+            second[turn] = np.random.default_rng((seed, turn, 1)).permutation(len(labels))
+        drawn.append(np.concatenate([structured, second[turn][place * second_size : (place + 1) * second_size]]))
+    return drawn
+
+
+def _images_by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """Image numbers class by class, in the order of their labels, of which there may be gaps between."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+
+
+def _classes_per_batch(classes: int, batch_size: int, images_per_class: int) -> int:
+    count = min(classes, batch_size // images_per_class)
+    if count < 2:
+        raise ValueError(
+            f"expected room for two classes of {images_per_class} images each in a batch of {batch_size}: "
+            "raise batch_size or lower images_per_class"
+        )
+    return count
+
+
+def _classes_in_turn(classes: int, per_batch: int, batches: int, random: np.random.Generator) -> list[np.ndarray]:
+    """For each batch some classes, none twice; all classes come before any comes again."""
+    waiting, drawn = np.empty(0, dtype=np.int64), []
+    for _ in range(batches):
+        if len(waiting) < per_batch:
+            again = random.permutation(classes)
+            waiting = np.concatenate([waiting, again[~np.isin(again, waiting)], again[np.isin(again, waiting)]])
+        drawn.append(waiting[:per_batch])
+        waiting = waiting[per_batch:]
+    return drawn
+
+
+def _draw(
+    members: list[np.ndarray], classes: np.ndarray | list[int], images_per_class: int, random: np.random.Generator
+) -> np.ndarray:
+    """Some images of each class, without repetition where it has enough."""
+    return np.concatenate(
+        [
+            random.choice(members[label], images_per_class, replace=len(members[label]) < images_per_class)
+            for label in classes
+        ]
+    )

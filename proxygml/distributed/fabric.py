@@ -1,0 +1,71 @@
+"""Lightning Fabric with one or several processes: device, precision, processes and seed from plain arguments."""
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import SLURMEnvironment
+from lightning_fabric.strategies import DDPStrategy
+
+from proxygml.distributed.collectives import same_everywhere
+from proxygml.distributed.launch import LostOthersError, start_copies
+from proxygml.files import one_line
+
+
+def launch_fabric(
+    *,
+    device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    precision: str = "32-true",
+    seed: int = 0,
+    timeout: float = 1800,
+    find_unused_parameters: bool = False,
+    settings: Mapping[str, object] | None = None,
+) -> Fabric:
+    """A launched Fabric with its seed set; `settings` must be equal in all processes.
+
+    Starts the other processes with this process's command unless torchrun or Slurm has started them.
+    """
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
+    nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else nodes
+    world_size = devices * nodes
+    strategy: str | DDPStrategy = "auto"
+    if world_size > 1:
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise a line from every process
+        if "LOCAL_RANK" not in os.environ and not SLURMEnvironment.detect():
+            if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
+                raise ValueError("several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md")
+            start_copies(devices)
+        warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated")  # its successor is too new
+        strategy = DDPStrategy(
+            find_unused_parameters=find_unused_parameters,
+            broadcast_buffers=False,  # JointBatchNorm keeps its statistics equal
+            timeout=timedelta(seconds=min(timeout, 1e9)),  # timedelta overflows
+        )
+    try:
+        fabric = Fabric(
+            accelerator=device,
+            devices=devices,
+            num_nodes=nodes,
+            precision=precision,  # type: ignore[arg-type]  # Fabric checks it
+            strategy=strategy,
+        )
+    except RuntimeError as error:
+        raise ValueError(f"device {device} is not available: use --device cpu or auto") from error
+    try:
+        fabric.launch()
+        if world_size > 1 and settings is not None:
+            same_everywhere(dict(settings))
+    except RuntimeError as error:
+        if world_size == 1:
+            raise
+        raise LostOthersError(
+            f"only some of the {world_size} processes connected: one has ended or hangs "
+            f"({one_line(error, max_length=100)}). Run the command again"
+        ) from error
+    fabric.seed_everything(seed, verbose=False)
+    return fabric

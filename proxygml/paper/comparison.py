@@ -1,0 +1,121 @@
+"""ProxyGML beside every method that the paper compares it with, all in the same trainer."""
+
+from matplotlib.figure import Figure
+
+from proxygml import losses
+from proxygml.paper import methods
+from proxygml.paper.drawing import draw_ranges, starred
+from proxygml.paper.found import Claims, Found
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+
+IN_THE_PAPER = "Table 2"
+OURS = {"proxygml, 64": 64, "proxygml, 384": 384, "proxygml": 512}
+VARIANTS: dict[str, dict[str, object]] = {  # the same loss with more links, at 512
+    "proxygml, r = 1": {"ratio": 1.0},
+    "proxygml, r from 1 to 0.05": {"ratio": 0.05, "start_ratio": 1.0},  # ours, not the paper's
+}
+QUOTED = {  # by the paper, mostly from other papers: dimension, then NMI, R@1, R@2, R@4 (SOP: R@1, R@10, R@100)
+    "semihard": (64, "55.4 42.6 55.0 66.4", "53.4 51.5 63.8 73.5", "89.5 66.7 82.4 91.9"),
+    "clustering": (64, "59.2 48.2 61.4 71.8", "59.0 58.1 70.6 80.3", "89.5 67.0 83.7 93.2"),
+    "liftedstruct": (64, "56.6 43.6 56.6 68.6", "56.9 53.0 65.7 76.0", "88.7 62.5 80.8 91.9"),
+    "proxy-nca": (64, "59.5 49.2 61.9 67.9", "64.9 73.2 82.4 86.4", "90.6 73.7 - -"),
+    "hdc": (384, "- 53.6 65.7 77.0", "- 73.7 83.2 89.5", "- 69.5 84.4 92.8"),
+    "htl": (512, "- 57.1 68.8 78.7", "- 81.4 88.0 92.7", "- 74.8 88.3 94.8"),
+    "damlrrm": (512, "61.7 55.1 66.5 76.8", "64.2 73.5 82.6 89.1", "88.2 69.7 85.2 93.2"),
+    "hdml": (512, "62.6 53.7 65.7 76.7", "69.7 79.1 87.1 92.1", "89.3 68.7 83.2 92.4"),
+    "softtriple": (512, "69.3 65.4 76.4 84.5", "70.1 84.5 90.7 94.5", "92.0 78.3 90.3 95.9"),
+    "ms": (512, "- 65.7 77.0 86.3", "- 84.1 90.4 94.0", "- 78.2 90.5 96.0"),
+    "proxygml, 64": (64, "65.1 59.4 70.1 80.4", "67.9 78.9 87.5 91.9", "89.8 76.2 89.4 95.4"),
+    "proxygml, 384": (384, "68.4 65.2 76.4 84.3", "70.9 84.5 90.4 94.5", "90.1 77.9 90.0 96.0"),
+    "proxygml": (512, "69.8 66.6 77.6 86.4", "72.4 85.5 91.8 95.3", "90.2 78.0 90.6 96.2"),
+}
+PAPER_ROWS = (*QUOTED, *VARIANTS, "proxy-anchor")  # those of Table 2, of the supplement, and ours with more links
+PAIRS = True  # are what the paper's claims are of
+PAPERS_DATASETS = ("cub", "cars", "sop")
+COMPARABLE = dict.fromkeys(("sop", "omniglot-sop"), ("softtriple", "ms"))  # no better than these, the paper says
+
+
+def alike(base: Recipe, loss: str) -> Recipe:
+    """A method in the setting that all share, as `--like fair`; ProxyGML as its preset has it, warm-up included.
+
+    Where the base leaves the rate of the proxies to the loss, it leaves it to every loss.
+    """
+    if loss == "proxygml":
+        return base.changed({"loss": loss})
+    own_rate = {"proxy_learning_rate": None} if base.proxy_learning_rate is None else {}
+    return base.changed({"loss": loss, "warmup": (), **methods.FAIR.get(loss, {}), **own_rate})
+
+
+def every_method(base: Recipe) -> dict[str, Recipe]:
+    """Every loss in the setting that all share; without hdc, which taps early stages too, where those are not run."""
+    return {name: alike(base, name) for name in losses.METHODS if name != "hdc" or not base.feature_crops}
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    """Every loss at the dimension that the paper quotes for it, others at 512; ProxyGML at 64, 384 and 512."""
+
+    def at(recipe: Recipe, dimension: int) -> Recipe:
+        return recipe.changed({"embedding_dim": max(3, dimension * base.embedding_dim // 512)})
+
+    rivals = {name: recipe for name, recipe in every_method(base).items() if name != "proxygml"}
+    others = {name: at(recipe, dimension_of(name)) for name, recipe in rivals.items()}
+    ours = {name: at(alike(base, "proxygml"), dimension) for name, dimension in OURS.items()}
+    return others | ours | variants(base)
+
+
+def variants(base: Recipe) -> dict[str, Recipe]:
+    return {name: alike(base, "proxygml").changed(settings) for name, settings in VARIANTS.items()}
+
+
+def dimension_of(name: str) -> int:
+    """Of the embeddings in the paper's row of a method; 512 where it has none."""
+    return int(QUOTED[name][0]) if name in QUOTED else 512
+
+
+def matched(name: str) -> str:
+    """The row of ProxyGML that has as many dimensions as a method."""
+    return next(ours for ours, dimension in OURS.items() if dimension == dimension_of(name))
+
+
+def table(found: Found, dataset: str) -> Table:
+    """Our runs on the left, the paper's numbers on the right."""
+    metrics = [metric for metric in next(iter(found.arms.values()))[0]["scores"] if metric.startswith("recall@")][:3]
+    here = ["NMI", *(metric.replace("recall", "R") for metric in metrics)]
+    if dataset in PAPERS_DATASETS:
+        quoted = [f"quoted: {name}" for name in here]
+    else:
+        quoted = [f"quoted: {name} R@1" for name in ("CUB", "Cars196", "SOP")]
+    rows = []
+    for arm in found.arms:
+        dimension, *figures = QUOTED.get(arm, (None, *["- - - -"] * 3))
+        columns = [str(figure).split() for figure in figures]
+        theirs = columns[PAPERS_DATASETS.index(dataset)] if dataset in PAPERS_DATASETS else [one[1] for one in columns]
+        ours = [str(found.range(arm, metric)) for metric in ("nmi", *metrics)]
+        rows.append((starred(arm), *ours, *theirs, "-" if dimension is None else str(dimension)))
+    return Table(("method", *here, *quoted, "quoted: D"), tuple(rows))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    ranges = {starred(name): found.range(name, "recall@1") for name in found.arms}
+    ordered = dict(sorted(ranges.items(), key=lambda pair: -pair[1].mean))
+    draw_ranges(figure.subplots(), ordered, "Recall@1, %")
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    others = [name for name in (*QUOTED, "proxy-anchor") if name not in OURS and name in found.arms]
+    comparable = [name for name in COMPARABLE.get(dataset, ()) if name in others]
+    better = {
+        f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions": found.verdicts(
+            matched(name), name
+        )
+        for name in others
+        if name not in comparable
+    }
+    return better | {
+        f"ProxyGML is comparable to {starred(name)}": {
+            column: f"difference {found.difference('proxygml', name, metric)}"
+            for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
+        }
+        for name in comparable
+    }

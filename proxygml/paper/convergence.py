@@ -1,0 +1,68 @@
+"""How fast several methods learn: Recall@1 on the test classes over epochs and over training time."""
+
+import statistics
+
+from matplotlib.figure import Figure
+
+from proxygml.paper.comparison import alike, variants
+from proxygml.paper.drawing import starred
+from proxygml.paper.found import Claims, Found
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+
+IN_THE_PAPER = "Figure 1"
+METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
+EVERY_EPOCH = True  # is tested
+SECONDS = True  # are compared
+PAIRS = True  # are what the paper's claims are of
+NEARLY = 0.95  # of the highest Recall@1 that a run reaches
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return {name: alike(base, name) for name in METHODS} | variants(base)
+
+
+def time_to_converge(run: dict) -> dict:
+    """The point of the curve where Recall@1 first is nearly as high as it gets."""
+    highest = max(point["recall@1"] for point in run["curve"])
+    return next(point for point in run["curve"] if point["recall@1"] >= NEARLY * highest)
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = []
+    for name, runs in found.arms.items():
+        points = [time_to_converge(run) for run in runs]
+        epoch, seconds = (statistics.mean(point[key] for point in points) for key in ("epoch", "seconds"))
+        rows.append((starred(name), str(found.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
+    return Table(("method", "R@1", f"epochs to {NEARLY:.0%} of the highest", "seconds to there"), tuple(rows))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    for axis, key, label in zip(
+        figure.subplots(1, 2, sharey=True), ("epoch", "seconds"), ("epoch", "seconds of training"), strict=True
+    ):
+        for name, runs in found.arms.items():
+            points = list(zip(*(run["curve"] for run in runs), strict=False))  # the same epoch of all seeds
+            across = [statistics.mean(point[key] for point in same) for same in points]
+            heights = [100 * statistics.mean(point["recall@1"] for point in same) for same in points]
+            axis.plot(across, heights, marker=".", linewidth=3 if name == "proxygml" else 1.2, label=starred(name))
+        axis.set(xlabel=label)
+    figure.axes[0].set(ylabel="Recall@1 on test classes, %")
+    figure.axes[1].legend()
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    def mean_seconds(name: str) -> float:
+        return statistics.mean(time_to_converge(run)["seconds"] for run in found.arms[name])
+
+    if "proxygml" not in found.arms:
+        return {}
+    ours = mean_seconds("proxygml")
+    others = [name for name in METHODS if name in found.arms and name not in ("proxygml", "proxy-nca")]  # it is faster
+    return {
+        f"ProxyGML converges faster than {name}": {
+            "time": ("holds" if mean_seconds(name) > ours else "**does not hold**")
+            + f" ({name} takes {mean_seconds(name) / ours:.2f} times as long)"
+        }
+        for name in others
+    } | {f"ProxyGML ends higher than {name}": found.verdicts("proxygml", name) for name in others}

@@ -1,0 +1,97 @@
+"""What a step of each method costs in time and memory, beside ProxyGML's, measured one after another in one go."""
+
+import math
+import resource
+import statistics
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from proxygml.paper.comparison import every_method
+from proxygml.paper.convergence import time_to_converge
+from proxygml.paper.drawing import draw_ranges, starred
+from proxygml.paper.found import Claims, Found, Range
+from proxygml.paper.running import summary
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+from proxygml.training.trainer import train
+
+IN_THE_PAPER = "supplement, Table 1"
+REMARK = (
+    "All methods have batches of the same size and the machine for themselves. Times to converge are of these runs, "
+    "those under convergence of others."
+)
+EVERY_EPOCH = True  # is tested
+SECONDS = True  # are compared
+MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
+PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
+    "semihard": (0.48, 1.01, 4.90),
+    "margin": (0.56, 1.12, 4.90),
+    "proxy-nca": (0.17, 0.51, 1.54),
+    "hdml": (1.1, 2.25, 8.96),
+    "ms": (0.75, 0.88, 3.52),
+    "proxygml": (0.23, 0.81, 2.18),
+}
+PAPER_ROWS = tuple(PAPER)
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return every_method(base)
+
+
+def measure(recipe: Recipe, folder: Path) -> dict:
+    """Seconds of a step, after the first epoch, and to convergence; and memory above that of the empty process."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    run = train(recipe, folder)
+    steps = [recipe.batch_size / entry["images_per_second"] for entry in run.log[1:] or run.log]
+    memory = run.log[0]["peak_memory_mb"] - (0 if torch.cuda.is_available() else before)  # before anything is scored
+    memory = max(memory, 0.1)  # a process that has trained before, as in the quick form, may not grow
+    return {
+        "step_seconds": statistics.median(steps),
+        "convergence_seconds": time_to_converge(summary(run))["seconds"],
+        "memory_mb": round(memory, 1),
+    }
+
+
+def _ratio(found: Found, name: str, key: str) -> Range:
+    """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes of several."""
+    ours = statistics.median(run[key] for run in found.arms["proxygml"])
+    multiples = [run[key] / ours for run in found.arms[name]]
+    spread = (max(multiples) - min(multiples)) / 2 if len(multiples) > 1 else math.nan
+    return Range(statistics.median(multiples), spread)
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = []
+    for name, runs in found.arms.items():
+        cells = [f"{1000 * statistics.median(run['step_seconds'] for run in runs):.1f}"]
+        for key in MEASURED:
+            cells.append(f"{_ratio(found, name, key):.2f}")
+        pairs = zip(PAPER.get(name, ()), PAPER["proxygml"], strict=False)
+        theirs = [f"{one / ours:.2f}" for one, ours in pairs] or ["-"] * 3
+        rows.append((starred(name), *cells, *theirs))
+    columns = [f"{what}, ratio to ProxyGML" for what in MEASURED.values()]
+    return Table(("method", "ms a step", *columns, *(f"paper: {what}" for what in MEASURED.values())), tuple(rows))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    for axis, (key, label) in zip(figure.subplots(1, 3, sharey=True), MEASURED.items(), strict=True):
+        ratios = {starred(name): _ratio(found, name, key) for name in found.arms}
+        draw_ranges(axis, ratios, f"{label},\nratio to ProxyGML")
+        axis.axvline(1, color="#4d4d4d", linewidth=1)
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    def judged(here: float, theirs: float) -> str:
+        """Whether a method takes more than ProxyGML, or less, as it does in the paper."""
+        return ("holds in kind" if (here > 1) == (theirs > 1) else "**does not hold**") + f" (here {here:.2f} times)"
+
+    return {
+        f"{what} of {name} is {theirs / ours:.2f} times that of ProxyGML": {
+            "measured": judged(_ratio(found, name, key).mean, theirs / ours)
+        }
+        for name in PAPER
+        if name != "proxygml" and name in found.arms
+        for (key, what), theirs, ours in zip(MEASURED.items(), PAPER[name], PAPER["proxygml"], strict=True)
+    }

@@ -1,0 +1,64 @@
+"""What the figures of several experiments are made of."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from matplotlib.axes import Axes
+
+from proxygml import losses
+from proxygml.paper.found import Found, Range
+from proxygml.paper.tables import Table
+
+
+def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
+    """A point for each name, from the top, with its interval; ProxyGML's in another color."""
+    for name, one in ranges.items():
+        color = "#d73027" if name.lower().startswith("proxygml") else "#4575b4"
+        axis.errorbar(one.mean, name, xerr=_half_width(one), fmt="o", color=color, markersize=5)
+    axis.grid(alpha=0.3)
+    axis.yaxis.set_inverted(True)
+    axis.set(xlabel=label)
+
+
+def draw_series(
+    axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
+) -> None:
+    """A line for each series of arms by the number that they differ in; Recall@1 with its interval."""
+    series = list(series)
+    for name, arms in series:
+        there = {number: arm for number, arm in arms.items() if arm in found.arms}
+        ranges = [found.range(arm, "recall@1") for arm in there.values()]
+        axis.errorbar(
+            list(there),
+            [r.mean for r in ranges],
+            yerr=list(map(_half_width, ranges)),
+            marker="o",
+            capsize=3,
+            label=name,
+        )
+    numbers = sorted({number for _, arms in series for number in arms})
+    axis.set_xticks(numbers, [f"{number:g}" for number in numbers])
+    axis.grid(alpha=0.3)
+    axis.set(xlabel=xlabel, ylabel="Recall@1, %")
+    if len(series) > 1:
+        axis.legend()
+
+
+def scores_table(found: Found, what: str) -> Table:
+    """Recall@1 and NMI of every arm, with their intervals, under the name of what the arms differ in."""
+    rows = [(arm, *(str(found.range(arm, metric)) for metric in ("recall@1", "nmi"))) for arm in found.arms]
+    return Table((what, "R@1", "NMI"), tuple(rows))
+
+
+def starred(name: str) -> str:
+    """The name of an arm, with a star where it is a loss of which something is remembered or reconstructed."""
+    return name + (" *" if doubt_of(name) else "")
+
+
+def doubt_of(name: str) -> str:
+    """What is remembered or reconstructed of a loss, if the arm is named after one."""
+    return losses.METHODS[name].caveat if name in losses.METHODS else ""
+
+
+def _half_width(over_seeds: Range) -> float:
+    return 0.0 if math.isnan(over_seeds.half_width) else over_seeds.half_width

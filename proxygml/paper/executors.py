@@ -1,0 +1,179 @@
+"""Where the runs of an experiment are made: in processes on this machine, on a Ray cluster, or on one of SLURM.
+
+What they find is the same. On a cluster every machine needs this package, and the data and the folder that the command
+is given in under the same paths.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from proxygml.optional import library
+from proxygml.training.recipe import Recipe
+from proxygml.training.run import machine
+
+Measure = Callable[[Recipe, Path], dict]
+DAY = 24 * 60  # minutes
+
+
+class Task(Protocol):
+    """A run under way, or waiting."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> dict: ...
+
+
+Started = tuple[Mapping[str, Task], type[Exception]]  # by name; and what `result` raises where a process was lost
+
+
+@dataclass(frozen=True)
+class Executor:
+    """How runs are made; `jobs` at a time on this machine, None: one for each core, or one on a GPU."""
+
+    kind: str = "local"
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "local" and self.jobs is not None:
+            raise ValueError(f"--jobs is for this machine: {self.kind} starts as many runs as it has room for")
+
+    def start(
+        self, measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, alone: bool
+    ) -> AbstractContextManager[Started]:
+        """A context in which `measure(recipe, work / name)` is called for each; to leave it early ends them all."""
+        if self.kind == "ray":
+            return on_ray(measure, recipes, work)
+        if self.kind == "slurm":
+            return on_slurm(measure, recipes, work)
+        return on_this_machine(measure, recipes, work, jobs=self.at_a_time, alone=alone)
+
+    @property
+    def at_a_time(self) -> int:
+        """How many runs there are at a time on this machine."""
+        return self.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
+
+    def to_json(self) -> dict[str, str | int]:
+        """What is kept of it with a result."""
+        return {"jobs": self.at_a_time} if self.kind == "local" else {"executor": self.kind}
+
+
+@contextmanager
+def on_this_machine(
+    measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, jobs: int, alone: bool
+) -> Iterator[Started]:
+    """`jobs` processes that share the cores; `alone` gives each run a new one."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    tasks: dict[str, Future] = {}
+    with _new_pool(jobs, alone=alone) as pool:  # which waits for the thread that manages it, also where it is broken
+        try:
+            # Ctrl-C reaches them too: it waits until they have come to `_begin`.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                for name, recipe in recipes.items():
+                    tasks[name] = pool.submit(attempt, measure, recipe, work / name, threads)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            yield tasks, BrokenProcessPool
+        except BaseException:
+            while not all(task.done() for task in tasks.values()):  # a pool that has lost a process ends them all
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                    process.join()  # the folder is its own until it is gone
+            raise
+
+
+@contextmanager
+def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Iterator[Started]:
+    """The Ray cluster that RAY_ADDRESS names or that runs here, else one of this machine's cores alone.
+
+    A run whose worker was lost is given to another, and goes on after its last epoch where that finds its folder.
+    """
+    ray = library("ray", extra="cluster", user="--executor ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    ray.init(logging_level="ERROR", log_to_driver=False)
+    try:
+        most = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        tasks = {}
+        for name, recipe in recipes.items():
+            cores = min(1 + recipe.workers, most)
+            remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=3)(attempt)
+            tasks[name] = remote.remote(measure, recipe, work.resolve() / name, 1, Path.cwd()).future()
+        yield tasks, ray.exceptions.RayError
+    finally:
+        ray.shutdown()  # and what still runs
+
+
+@contextmanager
+def on_slurm(
+    measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, cluster: str = "slurm"
+) -> Iterator[Started]:
+    """One array of SLURM jobs; what sbatch reads from its environment, as SBATCH_PARTITION, holds for them.
+
+    Another `cluster` of submitit's: "local" takes processes of this machine.
+    """
+    submitit = library("submitit", extra="cluster", user="--executor slurm")
+    try:
+        executor = submitit.AutoExecutor(folder=work / "slurm", cluster=cluster)
+    except RuntimeError as error:
+        raise ValueError(f"SLURM is not to be had here ({error}): use --executor local") from error
+    cores = 1 + max(recipe.workers for recipe in recipes.values())
+    executor.update_parameters(name="proxygml", cpus_per_task=cores, timeout_min=DAY)
+    with executor.batch():
+        tasks = {
+            name: executor.submit(attempt, measure, recipe, work.resolve() / name, 1, Path.cwd())
+            for name, recipe in recipes.items()
+        }
+    try:
+        yield tasks, submitit.core.utils.UncompletedJobError
+    finally:
+        for task in tasks.values():
+            if not task.done():
+                task.cancel()
+
+
+def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: Path | None = None) -> dict:
+    """What a run found and on what machine, or why it "failed"; in the process, and the folder, where it is made."""
+    if here is not None:
+        os.chdir(here)
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")  # some arms are settings that the loss warns of
+    try:
+        return measure(recipe, folder) | {"machine": machine()}
+    except (ValueError, OSError) as error:
+        return {"failed": str(error)}
+
+
+def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:
+    spawned = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    if not alone:
+        return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin)
+    if sys.version_info < (3, 11):
+        raise ValueError("a new process for each run, whose memory is measured, needs Python 3.11 or newer")
+    return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin, max_tasks_per_child=1)
+
+
+def _begin() -> None:
+    """In each process of this machine: an end without a word when the experiment is stopped."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
+
+
+def _end_with_the_command() -> None:
+    if (command := multiprocessing.parent_process()) is not None:
+        command.join()  # also where it was killed and could end nothing itself
+    os._exit(1)

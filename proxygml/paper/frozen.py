@@ -1,0 +1,55 @@
+"""What the pretrained network gives without training, and with a head trained on its features by the paper's recipe."""
+
+from matplotlib.figure import Figure
+
+from proxygml.paper.drawing import draw_ranges, scores_table
+from proxygml.paper.found import Claims, Found
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+
+IN_THE_PAPER = "not there; the floor under every other table"
+HEAD, FROZEN = "head on frozen features", "frozen network"
+PAPER = {  # the paper's recipe in full length, for a head of 512 on features of a frozen network
+    "keep_epoch": "last",
+    "feature_crops": 8,
+    "embedding_dim": 512,
+    "pooling": "average",
+    "proxies_per_class": 12,
+    "ratio": 0.05,
+    "proxy_weight": 0.3,
+    "epochs": 50,
+    "batch_size": 32,
+    "optimizer": "adam",
+    "adam_epsilon": 1e-2,
+    "learning_rate": 1e-4,
+    "head_learning_rate": None,
+    "proxy_learning_rate": 3e-2,
+    "weight_decay": 1e-4,
+    "schedule": "steps",
+    "decay": (19, 39),
+    "decay_factor": 0.1,
+    "freeze_batch_norm": False,
+}
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    """One run, which scores both; none where the network has no pretrained weights."""
+    return {HEAD: base.changed({**PAPER, "baselines": True})} if base.weights else {}
+
+
+def references(runs: list[dict]) -> Found:
+    """The frozen network as a row of its own, before the head."""
+    return Found.of([*({**run, "arm": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
+
+
+def table(found: Found, dataset: str) -> Table:
+    return scores_table(references(found.arms[HEAD]), "not trained, or only a head")
+
+
+def draw(found: Found, figure: Figure) -> None:
+    both = references(found.arms[HEAD])
+    draw_ranges(figure.subplots(), {name: both.range(name, "recall@1") for name in both.arms}, "Recall@1, %")
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    return {}

@@ -1,0 +1,71 @@
+"""How many proxies a class needs, with few, half and all of them linked."""
+
+from matplotlib.figure import Figure
+
+from proxygml.paper.drawing import draw_series, scores_table
+from proxygml.paper.found import Claims, Found, Range, judge, range_of
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+
+IN_THE_PAPER = "Figure 4"
+NUMBERS = (1, 4, 8, 12, 16, 20)
+RATIOS = (0.05, 0.5, 1.0)
+
+
+def named(number: int, ratio: float) -> str:
+    """The arm with `number` proxies for each class and this ratio of them linked."""
+    return f"N {number}, r {ratio:g}"
+
+
+def combinations(base: Recipe, numbers: tuple[int, ...], ratios: tuple[float, ...]) -> dict[str, Recipe]:
+    """An arm for every number of proxies and every ratio."""
+    return {
+        named(number, ratio): base.changed({"proxies_per_class": number, "ratio": ratio})
+        for ratio in ratios
+        for number in numbers
+    }
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return combinations(base, NUMBERS, RATIOS)
+
+
+def table(found: Found, dataset: str) -> Table:
+    return scores_table(found, "proxies of a class, ratio linked")
+
+
+def draw(found: Found, figure: Figure) -> None:
+    series = [(f"r = {ratio:g}", {number: named(number, ratio) for number in NUMBERS}) for ratio in RATIOS]
+    draw_series(figure.subplots(), found, series, "proxies of a class, N")
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    compared = {}
+    for ratio in RATIOS:
+        twelve = named(12, ratio)
+        of_numbers = [named(number, ratio) for number in NUMBERS]
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdicts(twelve, named(1, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = found.verdicts(twelve, named(20, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is best"] = best_of(found, twelve, of_numbers)
+    for ratio in RATIOS[1:]:
+        claim = f"at N = 12, r = 0.05 is better than r = {ratio:g}"
+        compared[claim] = found.verdicts(named(12, 0.05), named(12, ratio))
+        compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = {
+            column: judge(_steadier(found, ratio, metric)) for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
+        }
+    return compared
+
+
+def _steadier(found: Found, ratio: float, metric: str) -> Range:
+    """By how much less scores differ between numbers of proxies with r = 0.05 than with another ratio."""
+    ours, theirs = (found.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
+    return range_of([theirs[seed] - ours[seed] for seed in ours if seed in theirs])
+
+
+def best_of(found: Found, arm: str, others: list[str]) -> dict[str, str]:
+    """Whether an arm has the highest mean of some, by both measures."""
+    verdicts = {}
+    for column, metric in (("R@1", "recall@1"), ("NMI", "nmi")):
+        best = max(others, key=lambda other: found.range(other, metric).mean)
+        verdicts[column] = "holds (highest mean)" if best == arm else f"{best} is: {found.verdict(arm, best, metric)}"
+    return verdicts

@@ -1,0 +1,47 @@
+"""ProxyGML beside Proxy-Anchor, in small and large batches, with and without Proxy-Anchor's three skills."""
+
+from matplotlib.figure import Figure
+
+from proxygml.paper.comparison import alike
+from proxygml.paper.drawing import draw_ranges
+from proxygml.paper.found import Claims, Found
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+
+IN_THE_PAPER = "supplement, Table 2"
+SKILLS = {"pooling": "average+max", "warmup": (0,), "optimizer": "adamw"}
+ROWS = {  # loss, batch, skills; Recall@1 of the paper on CUB, Cars196, SOP
+    "ProxyGML, 32": ("proxygml", 32, False, "66.6 85.5 78.0"),
+    "Proxy-Anchor, 32": ("proxy-anchor", 32, False, "35.8 20.3 41.4"),
+    "Proxy-Anchor with skills, 32": ("proxy-anchor", 32, True, "65.4 83.1 75.7"),
+    "Proxy-Anchor, 180": ("proxy-anchor", 180, False, "66.1 84.2 54.5"),
+    "Proxy-Anchor with skills, 180": ("proxy-anchor", 180, True, "- - -"),
+    "ProxyGML with skills, 32": ("proxygml", 32, True, "- - -"),
+    "ProxyGML with skills, 180": ("proxygml", 180, True, "- - -"),
+}
+QUOTED = ("Proxy-Anchor with skills, 30, from its own paper", "-", "-", "65.9", "84.6", "76.0")
+
+
+def arms(base: Recipe) -> dict[str, Recipe]:
+    return {
+        name: alike(base, loss).changed({"batch_size": batch, **(SKILLS if skills else {})})
+        for name, (loss, batch, skills, _) in ROWS.items()
+    }
+
+
+def table(found: Found, dataset: str) -> Table:
+    rows = [
+        (name, *(str(found.range(name, metric)) for metric in ("recall@1", "nmi")), *ROWS[name][3].split())
+        for name in found.arms
+    ]
+    columns = ("method, batch", "R@1", "NMI", "paper: CUB R@1", "paper: Cars196 R@1", "paper: SOP R@1")
+    return Table(columns, (*rows, QUOTED))
+
+
+def draw(found: Found, figure: Figure) -> None:
+    draw_ranges(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
+
+
+def claims(found: Found, dataset: str) -> Claims:
+    others = [name for name, (*_, figures) in ROWS.items() if name.startswith("Proxy-Anchor") and figures != "- - -"]
+    return {f"ProxyGML, 32, is better than {name}": found.verdicts("ProxyGML, 32", name) for name in others}

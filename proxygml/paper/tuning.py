@@ -1,0 +1,158 @@
+"""The fair protocol's first half: the settings of every arm, chosen on held-out training classes, equal trials for all.
+
+Trials are kept in results/tuning/DATASET.json, from which the search goes on where it stopped: the settings of a trial
+follow from the trials before it alone.
+"""
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+from proxygml import losses
+from proxygml.optional import library
+from proxygml.paper.found import fingerprint, load_runs, results_file, save_runs
+from proxygml.training.build import own_rate
+from proxygml.training.recipe import Recipe, parse_settings
+
+TRIALS = 8
+HELD_OUT = {"held_out": 0.25, "tested_epochs": (), "test": False, "seed": 0}
+RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # as multiples of the arm's own
+OWN = {  # the setting of each loss that is searched beside its rates, from and to
+    "proxygml": ("ratio", 0.05, 1.0),
+    "semihard": ("margin", 0.05, 0.5),
+    "liftedstruct": ("margin", 0.5, 2.0),
+    "clustering": ("gamma", 2.0, 50.0),
+    "proxy-nca": ("softmax_scale", 3.0, 30.0),
+    "htl": ("first_margin", 0.05, 0.5),
+    "damlrrm": ("structured_fraction", 0.5, 0.9),
+    "hdml": ("alpha", 30.0, 300.0),
+    "softtriple": ("la", 7.0, 60.0),
+    "ms": ("beta", 20.0, 100.0),
+    "margin": ("margin", 0.05, 0.5),
+    "proxy-anchor": ("alpha", 10.0, 100.0),
+    "n-pair": ("regularization_weight", 0.0005, 0.02),
+    "contrastive": ("margin", 0.4, 1.6),
+    "triplet": ("margin", 0.05, 0.5),
+    "norm-softmax": ("scale", 7.0, 60.0),
+    "cosface": ("scale", 15.0, 100.0),
+    "am-softmax": ("scale", 10.0, 100.0),
+    "arcface": ("scale", 15.0, 100.0),
+    "l-softmax": ("plain_weight", 1.0, 25.0),
+    "subcenter-arcface": ("scale", 15.0, 100.0),
+    "center": ("center_weight", 0.0005, 0.05),
+}
+
+
+def tuned(
+    dataset: str,
+    arms: Mapping[str, Recipe],
+    *,
+    only: Collection[str] = (),
+    results: Path,
+    trials: int = TRIALS,
+    finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
+) -> dict[str, Recipe]:
+    """Each arm, or `only` these, with those of its settings that gave the highest MAP@R on held-out training classes.
+
+    `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known.
+    """
+    _optuna()  # whoever lacks it learns so before the first trial
+    path = results_file(results, "tuning", dataset)
+    tried = load_runs(path)
+    compared = {recipe.ratio for recipe in arms.values()}  # where arms differ in it, it is what the experiment is about
+    arms = chosen(arms, only)
+    searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in arms.items()}
+    for number in range(trials):
+        recipes: dict[str, Recipe] = {}
+        owners: dict[str, list[tuple[str, str, dict[str, float]]]] = {}
+        for name, recipe in arms.items():
+            before = trials_of(tried, name, recipe)
+            if len(before) <= number:
+                settings = suggest(recipe, searched[name], before)
+                changed = apply(recipe, settings).changed(HELD_OUT)
+                recipes[fingerprint(changed)] = changed
+                owners.setdefault(fingerprint(changed), []).append((name, fingerprint(recipe), settings))
+        with closing(finish(recipes, f"trial {number + 1} of {trials}")) as made:
+            for key, run in made:
+                result = {"map_at_r": run["scores"]["map_at_r"], "seconds": run["seconds"]}
+                for name, of, settings in owners[key]:
+                    tried.append({"arm": name, "of": of, "settings": settings, **result})
+                save_runs(path, tried)
+    return {name: apply(recipe, best(trials_of(tried, name, recipe))) for name, recipe in arms.items()}
+
+
+def trials_of(tried: list[dict], name: str, recipe: Recipe) -> list[dict]:
+    """Those of an arm as it is today."""
+    return [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+
+
+def best(trials: list[dict]) -> dict[str, float]:
+    """The settings of the trial with the highest MAP@R."""
+    return max(trials, key=lambda trial: trial["map_at_r"])["settings"]
+
+
+def chosen(arms: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
+    """These arms, or all where none is named."""
+    return {name: recipe for name, recipe in arms.items() if not only or name in only}
+
+
+def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
+    """What is searched for an arm, from and to; `fixed` leaves ProxyGML's ratio alone."""
+    if recipe.loss not in OWN or (recipe.loss == "proxygml" and fixed):
+        return RATES
+    name, lowest, highest = OWN[recipe.loss]
+    return RATES | {name: (lowest, highest)}
+
+
+def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before: list[dict]) -> dict[str, float]:
+    """The settings of an arm's next trial, after those before it; the first is the arm as it is."""
+    if not before:
+        return {}
+    optuna = _optuna()
+    space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(before), n_startup_trials=3)
+    )
+    for trial in before:
+        settings = trial["settings"] or as_it_is(recipe, searched)
+        if settings:
+            study.add_trial(optuna.trial.create_trial(params=settings, distributions=space, value=trial["map_at_r"]))
+    return {name: float(f"{value:.3g}") for name, value in study.ask(space).params.items()}
+
+
+def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """An arm as settings of a trial; none where one of them is no number within what is searched."""
+    own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
+    settings: dict[str, float] = {}
+    for name, (low, high) in searched.items():
+        value = 1.0 if name in RATES else own[name]
+        if not isinstance(value, (int, float)) or not low <= value <= high:
+            return {}
+        settings[name] = value
+    return settings
+
+
+def _optuna() -> ModuleType:
+    optuna = library("optuna", extra="paper", user="the fair protocol")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def apply(recipe: Recipe, settings: Mapping[str, float]) -> Recipe:
+    """A recipe with the settings of a trial."""
+    if not settings:
+        return recipe
+    changed: dict[str, object] = {
+        "learning_rate": recipe.learning_rate * settings["learning_rate"],
+        "proxy_learning_rate": own_rate(recipe) * settings["proxy_learning_rate"],
+    }
+    if recipe.head_learning_rate is not None:
+        changed["head_learning_rate"] = recipe.head_learning_rate * settings["learning_rate"]
+    for name, value in settings.items():
+        if name == "ratio":
+            changed[name] = value
+        elif name not in RATES:
+            others = {key: one for key, one in parse_settings(recipe.loss_settings).items() if key != name}
+            changed["loss_settings"] = (*(f"{key}={one}" for key, one in others.items()), f"{name}={value}")
+    return recipe.changed(changed)

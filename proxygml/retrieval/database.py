@@ -1,0 +1,129 @@
+"""The SQLite database of an index: tables with checksums, reads, and transactions."""
+
+import json
+import sqlite3
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from proxygml.version import __version__
+
+SCHEMA_VERSION = 3
+TABLES = """
+CREATE TABLE items
+    (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, class INTEGER, vector BLOB, checksum INTEGER);
+CREATE TABLE classes (id INTEGER PRIMARY KEY, name TEXT UNIQUE);
+CREATE TABLE removed (number INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER);
+CREATE TABLE metadata (name TEXT PRIMARY KEY, value TEXT);
+"""
+ITEMS = "SELECT items.id, path, name, vector, class, checksum FROM items LEFT JOIN classes ON classes.id = class"
+REMEDIES = {  # of OperationalError, by its text: error codes need Python 3.11; any other one means damage
+    "full": "free some space, then repeat the command",
+    "readonly": "the file or its folder cannot be written",
+    "unable to open": "the file or its folder cannot be read and written",
+    "disk I/O": "the disk or its folder fails",
+    "locked": "is another process writing to it?",
+}
+DATABASE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter if SQLite's message quotes damaged bytes
+
+
+class Database:
+    """The database in a file or in memory; processes and threads may share it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        name = ":memory:" if path is None else path
+        self.connection = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
+        self.close = weakref.finalize(self, self.connection.close)
+        # Views and triggers in a file from a stranger must not call functions with side effects.
+        self.connection.execute("PRAGMA trusted_schema = OFF")
+        self.connection.execute("PRAGMA cell_size_check = ON")
+
+    def create_tables(self, metadata: dict[str, str | int]) -> None:
+        self.connection.executescript(TABLES)
+        with self.transaction():
+            self.set_metadata({"schema_version": SCHEMA_VERSION, "version": __version__, "unit_length": 1, **metadata})
+
+    def set_metadata(self, values: dict[str, str | int]) -> None:
+        """Add or replace metadata within a transaction, and update its checksum."""
+        insert = "INSERT OR REPLACE INTO metadata VALUES (?, ?)"
+        self.connection.executemany(insert, [(name, str(value)) for name, value in values.items()])
+        rows = self.rows("SELECT name, value FROM metadata WHERE name != 'checksum' ORDER BY name")
+        self.connection.execute(insert, ("checksum", _checksum(rows)))
+
+    def metadata(self) -> dict[str, str]:
+        """Metadata by name; an error if it is damaged or of another schema."""
+        metadata = dict(self.rows("SELECT name, value FROM metadata ORDER BY name"))
+        missing = {"schema_version", "version", "unit_length", "dim", "model", "kind"} - metadata.keys()
+        if missing:
+            raise self.damaged(f"no {sorted(missing)[0]}")
+        if metadata["schema_version"] != str(SCHEMA_VERSION):
+            version = metadata["version"]
+            raise ValueError(
+                f"{self.path} was written by proxygml {version}, this is {__version__}: "
+                "update proxygml or build the index again"
+            )
+        if metadata.pop("checksum", "") != str(_checksum(list(metadata.items()))):
+            raise self.damaged("its metadata was altered")
+        return metadata
+
+    def rows(self, query: str, values: Sequence = ()) -> list[tuple]:
+        """All rows of a query."""
+        try:
+            return self.connection.execute(query, values).fetchall()
+        except DATABASE_ERRORS as error:
+            raise self._in_one_line(error) from error
+
+    def items(self, where: str, *values: object, limit: int = -1) -> list[tuple[int, str, str, bytes]]:
+        """Id, path, class name and vector of the items that match a clause, by id; an error if one is damaged."""
+        rows = self.rows(f"{ITEMS} WHERE {where} ORDER BY items.id LIMIT ?", [*values, limit])  # nosec B608 # constants
+        for item_id, path, name, vector, class_id, checksum in rows:
+            try:
+                valid = name is not None and item_checksum(path, class_id, vector) == checksum
+            except (TypeError, AttributeError, OverflowError):  # a damaged value may have another type
+                valid = False
+            if not valid:
+                raise self.damaged(f"item {item_id} was altered")
+        return [row[:4] for row in rows]
+
+    def check(self) -> None:
+        """An error if tables or their B-trees are damaged."""
+        ((result,), *_) = self.rows("PRAGMA integrity_check(1)")
+        if result != "ok":
+            raise self.damaged(result)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit at the end of the block, or roll back on an error."""
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")  # waits for other writers; an upgraded read could not
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:  # a full disk may have ended it
+                    self.connection.execute("ROLLBACK")
+                raise
+        except DATABASE_ERRORS as error:
+            raise self._in_one_line(error) from error
+
+    def damaged(self, reason: str) -> ValueError:
+        location = "it" if self.path is None else self.path.parent
+        return ValueError(f"{self.path} is damaged ({reason}): remove {location} and build the index again")
+
+    def _in_one_line(self, error: Exception) -> Exception:
+        for words, remedy in REMEDIES.items():
+            if isinstance(error, sqlite3.OperationalError) and words in str(error):
+                return OSError(f"{self.path}: {error}: {remedy}")
+        return self.damaged(str(error))
+
+
+def item_checksum(path: str, class_id: int, vector: bytes) -> int:
+    """CRC-32 of an item: SQLite has no checksums of its own."""
+    return zlib.crc32(vector, zlib.crc32(path.encode(), class_id))
+
+
+def _checksum(rows: list[tuple]) -> int:
+    return zlib.crc32(json.dumps(rows).encode())

@@ -1,0 +1,273 @@
+"""An index in a folder: an SQLite database, and a faiss index that can be rebuilt from it.
+
+Ids ascend and are never reused, so an outdated faiss index needs only the items after its highest id, minus the removed
+ones. It is written to disk after many changes; an exact index never, since reading it from the database is as fast.
+"""
+
+import json
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from proxygml import files
+from proxygml.embeddings import Embeddings
+from proxygml.files import atomic_write, file_checksum
+from proxygml.retrieval import validation
+from proxygml.retrieval.database import Database, item_checksum
+from proxygml.retrieval.hits import Hit, measure_recall
+from proxygml.retrieval.validation import BLOCK_ROWS
+from proxygml.retrieval.vector_index import KINDS, VectorIndex
+
+INSERT = "INSERT OR IGNORE INTO items (path, class, vector, checksum) VALUES (?, ?, ?, ?)"
+MAX_UNWRITTEN = 1000  # new items: adding fewer is faster than writing the whole faiss index
+CANDIDATE_ELEMENTS, QUERY_BLOCK = 2**25, 1024  # candidates' vectors in memory (128 MB), and queries, at a time
+MODEL_FILES = ("best.pt", "recipe.json")  # of a run: enough to embed a query
+
+
+class Index:
+    """Vectors with paths and classes to search in; processes and threads may share it.
+
+    Use `create`, `open` or `from_embeddings`, then `add`, `remove` and `search`:
+
+    >>> import numpy as np
+    >>> from proxygml import Embeddings, Index
+    >>> photos = Embeddings(np.eye(3), labels=np.arange(3), paths=np.array(["crow.jpg", "owl.jpg", "wren.jpg"]))
+    >>> hits = Index.from_embeddings(photos).search(np.array([[0.1, 0.9, 0]]), count=1)[0]
+    >>> hits[0].path
+    'owl.jpg'
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        metadata = database.metadata()
+        self.dim, self.model, self.kind = int(metadata["dim"]), metadata["model"], metadata["kind"]
+        self.folder = None if database.path is None else database.path.parent  # None: in memory
+        self.location = str(self.folder or "the index")
+        self._vector_index: VectorIndex | None = None
+        self._lock = threading.RLock()
+        self.close = database.close
+
+    @classmethod
+    def create(cls, folder: Path | None, *, dim: int, model: str = "", kind: str = "exact") -> "Index":
+        """An empty index of vectors (M, dim) from the model with this id; in memory if `folder` is None."""
+        if kind not in KINDS:
+            raise ValueError(f"expected a kind of index among {', '.join(KINDS)}, got {kind!r}")
+        if dim < 1:
+            raise ValueError(f"expected vectors of 1 dimension or more, got {dim}")
+        metadata: dict[str, str | int] = {"dim": dim, "model": model, "kind": kind}
+        if folder is None:
+            database = Database(None)
+            database.create_tables(metadata)
+            return cls(database)
+        _check_new(folder)
+        with atomic_write(folder / "items.sqlite") as draft:
+            database = Database(draft)
+            database.create_tables(metadata)
+            database.close()
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Index":
+        """An existing index."""
+        path = Path(folder) / "items.sqlite"
+        if not path.is_file():
+            raise FileNotFoundError(f"no items.sqlite in {folder}: not an index, `proxygml index build` makes one")
+        return cls(Database(path))
+
+    @classmethod
+    def from_embeddings(cls, embeddings: Embeddings) -> "Index":
+        """An index of embeddings in memory."""
+        index = cls.create(None, dim=embeddings.vectors.shape[1], model=embeddings.model)
+        index.add(embeddings)
+        return index
+
+    def __len__(self) -> int:
+        return self.database.rows("SELECT COUNT(*) FROM items")[0][0]
+
+    @property
+    def class_names(self) -> np.ndarray:
+        """Names (C,) of all classes, including those of removed items."""
+        return np.array([name for (name,) in self.database.rows("SELECT name FROM classes ORDER BY id")], str)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """dim, model, kind, unit_length (1 or 0), version, and what `set_metadata` added."""
+        return self.database.metadata()
+
+    def set_metadata(self, name: str, value: str) -> None:
+        with self._lock, self.database.transaction():
+            self.database.set_metadata({name: value})
+
+    def contains(self, paths: Sequence[str]) -> set[str]:
+        """The subset of the paths that are in the index."""
+        query = "SELECT path FROM items WHERE path IN (SELECT value FROM json_each(?))"
+        return {path for (path,) in self.database.rows(query, [json.dumps([str(path) for path in paths])])}
+
+    def add(self, embeddings: Embeddings) -> int:
+        """Add the items with new paths in one transaction; returns their number."""
+        validation.check_model(embeddings.model, self.model, self.location)
+        added = 0
+        with self._lock, self.database.transaction() as connection:
+            for vectors, classes, paths in validation.checked_blocks(embeddings, self.dim, self.location):
+                names = [(name,) for name in dict.fromkeys(classes)]
+                connection.executemany("INSERT OR IGNORE INTO classes (name) VALUES (?)", names)
+                class_ids = dict(connection.execute("SELECT name, id FROM classes"))
+                rows = [
+                    (path, class_ids[name], vector.astype("<f4").tobytes())
+                    for vector, name, path in zip(vectors, classes, paths, strict=True)
+                ]
+                before = connection.total_changes
+                connection.executemany(INSERT, [(*row, item_checksum(*row)) for row in rows])
+                added += connection.total_changes - before
+                if not validation.have_unit_length(vectors):
+                    self.database.set_metadata({"unit_length": 0})
+        return added
+
+    def remove(self, paths: Sequence[str]) -> int:
+        """Remove items by path in one transaction; returns their number."""
+        with self._lock, self.database.transaction() as connection:
+            wanted = validation.check_contains(paths, self.contains(paths), self.location)
+            rows = [(path,) for path in wanted]
+            connection.executemany("INSERT INTO removed (id) SELECT id FROM items WHERE path = ?", rows)
+            connection.executemany("DELETE FROM items WHERE path = ?", rows)
+        return len(wanted)
+
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
+        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer.
+
+        Candidates from faiss are ranked again by their full vectors in float64.
+        """
+        vectors = validation.check_vectors(vectors, self.dim, self.location)
+        validation.check_count(count)
+        results: list[list[Hit]] = []
+        with self._lock:
+            vector_index = self._update(None)
+            if not len(vector_index):
+                return [[] for _ in vectors]
+            candidates_per_block = CANDIDATE_ELEMENTS // (self.dim * vector_index.num_candidates(count))
+            block = min(max(1, candidates_per_block), QUERY_BLOCK)
+            for start in range(0, len(vectors), block):
+                queries = vectors[start : start + block]  # (B, D)
+                results += self._rank(queries, vector_index.search(queries, count), count)
+        return results
+
+    def _rank(self, queries: np.ndarray, candidates: np.ndarray, count: int) -> list[list[Hit]]:
+        """The nearest to queries (B, D) among candidate ids (B, K), where -1 is no item."""
+        wanted = np.unique(candidates[candidates >= 0]).tolist()
+        rows = self.database.items("items.id IN (SELECT value FROM json_each(?))", json.dumps(wanted))
+        ids = np.array([row[0] for row in rows], np.int64)  # another process may have removed some meanwhile
+        vectors = self._matrix([row[3] for row in rows])  # (rows, D)
+        results = []
+        for query, query_ids in zip(queries.astype(np.float64), np.sort(candidates, axis=1), strict=True):
+            positions = np.searchsorted(ids, query_ids).clip(max=len(ids) - 1)  # (K,)
+            positions = positions[ids[positions] == query_ids]
+            distances = np.sqrt(np.square(vectors[positions] - query).sum(1))
+            best = np.argsort(distances, kind="stable")[:count]  # ties: the item added first
+            nearest = zip(positions[best].tolist(), distances[best].tolist(), strict=True)
+            results.append([Hit(rows[row][1], rows[row][2], distance) for row, distance in nearest])
+        return results
+
+    def blocks(self) -> Iterator[Embeddings]:
+        """All items in blocks of some thousand; labels are positions in `class_names`."""
+        ((last,),) = self.database.rows("SELECT MAX(id) FROM items")
+        class_names = self.class_names
+        labels = {name: label for label, name in enumerate(class_names.tolist())}
+        start = 0
+        while rows := self.database.items("items.id > ? AND items.id <= ?", start, last or 0, limit=BLOCK_ROWS):
+            yield Embeddings(
+                self._matrix([row[3] for row in rows]),
+                np.array([labels[row[2]] for row in rows]),
+                np.array([row[1] for row in rows], str),
+                class_names,
+                self.model,
+            )
+            start = rows[-1][0]
+
+    def recall(self, count: int = 10, queries: int = 200) -> float:
+        """The fraction of the true nearest neighbors of some of its own items that `search` finds."""
+        return measure_recall(self, count, queries)
+
+    def check(self) -> None:
+        """An error if the database is damaged; items are also checked whenever they are read."""
+        self.database.check()
+
+    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Bring the faiss index up to date now rather than at the next search."""
+        with self._lock:
+            self._update(progress)
+
+    def save_model(self, run: Path) -> None:
+        """Copy best.pt and recipe.json of a run into the index, to embed queries."""
+        if self.folder is None:
+            raise ValueError("an index in memory has no folder for a model: create it with one")
+        for name in MODEL_FILES:
+            with atomic_write(self.folder / "model" / name) as draft:
+                shutil.copyfile(run / name, draft)
+        self.set_metadata("network", _model_checksum(self.folder / "model"))
+
+    def model_folder(self) -> Path | None:
+        """The folder with the files of `save_model`, or None if they are missing or damaged."""
+        folder = None if self.folder is None else self.folder / "model"
+        return folder if folder is not None and self.metadata.get("network") == _model_checksum(folder) else None
+
+    def _update(self, progress: Callable[[int, int], None] | None) -> VectorIndex:
+        """The faiss index, with all changes of the database."""
+        count, index = len(self), self._vector_index
+        if index is None and self.folder is not None and self.kind != "exact":
+            index = VectorIndex.read(self.folder, self.kind, self.dim)
+        if index is not None:
+            query = "SELECT number, id FROM removed WHERE number > ? ORDER BY number"
+            if removed := self.database.rows(query, [index.last_removal]):
+                index.remove(np.array([item_id for _, item_id in removed], np.int64))
+                index.last_removal = removed[-1][0]
+        if index is None or not index.fits(self.kind, count):
+            index = VectorIndex.new(self.kind, self.dim, count, self._sample)
+        missing, added = count - len(index), 0
+        while rows := self.database.items("items.id > ?", index.last_id, limit=BLOCK_ROWS):
+            index.add(np.array([row[0] for row in rows], np.int64), self._matrix([row[3] for row in rows]))
+            added += len(rows)
+            if progress is not None:
+                progress(added, max(missing, added))
+        self._vector_index = index
+        if added > MAX_UNWRITTEN and self.folder is not None and index.kind != "exact":
+            try:
+                index.write(self.folder)
+            except OSError as error:  # the search itself does not need the file
+                warnings.warn(f"{error}: the next process builds it again", stacklevel=4)
+        return index
+
+    def _sample(self, count: int) -> np.ndarray:
+        """A reproducible pseudo-random sample of vectors: (count, D)."""
+        where = "items.id IN (SELECT id FROM items ORDER BY (id * 2654435761) % 4294967296 LIMIT ?)"
+        return self._matrix([row[3] for row in self.database.items(where, count)])
+
+    def _matrix(self, vectors: list[bytes]) -> np.ndarray:
+        """Vectors as stored in the database -> (M, D)."""
+        if any(not isinstance(vector, bytes) or len(vector) != 4 * self.dim for vector in vectors):
+            raise ValueError(f"{self.location} is damaged (vectors of other lengths): build the index again")
+        return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.dim).astype(np.float32, copy=False)
+
+
+@contextmanager
+def build_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from building an index in the same folder."""
+    if not (folder / "items.sqlite").exists():
+        _check_new(folder)
+    with files.locked(folder):
+        yield
+
+
+def _check_new(folder: Path) -> None:
+    """An error if a folder exists and contains more than what a killed process left."""
+    if folder.exists() and (not folder.is_dir() or any(not path.name.startswith(".") for path in folder.iterdir())):
+        raise FileExistsError(f"{folder} exists already: name a new folder")
+
+
+def _model_checksum(model: Path) -> str:
+    paths = [model / name for name in MODEL_FILES]
+    return " ".join(f"{file_checksum(path):08x}" if path.exists() else "none" for path in paths)

@@ -1,0 +1,71 @@
+"""Search results, and the fraction of the true nearest neighbors among them."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+import faiss
+import numpy as np
+
+from proxygml.embeddings import Embeddings
+
+
+class Hit(NamedTuple):
+    """An item that a search found."""
+
+    path: str
+    label: str  # name of its class
+    distance: float  # Euclidean
+
+    @property
+    def similarity(self) -> float:
+        """The cosine similarity, provided that the vectors have unit length."""
+        return 1 - self.distance**2 / 2
+
+
+class Searchable(Protocol):
+    """What `measure_recall` needs of an index."""
+
+    def __len__(self) -> int: ...
+
+    def blocks(self) -> Iterator[Embeddings]: ...
+
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]: ...
+
+
+def measure_recall(index: Searchable, count: int, queries: int) -> float:
+    """The fraction of the `count` true nearest neighbors of some of an index's own items that its search finds.
+
+    An item is not its own neighbor. A hit as near as the last of the true neighbors counts as found.
+    """
+    total = len(index)
+    count = min(count, total - 1)
+    if count < 1:
+        return 1.0
+    query_rows = np.unique(np.linspace(0, total - 1, min(queries, total)).astype(int))  # (Q,)
+    query_vectors, query_paths = _take(query_rows, index.blocks())  # (Q, D)
+    nearest = np.full((len(query_rows), count), np.inf)  # (Q, K), squared distances
+    start = 0
+    for block in index.blocks():
+        vectors = block.vectors
+        rows = faiss.knn(query_vectors, vectors, min(count + 1, len(vectors)))[1]  # (Q, up to K + 1)
+        squared = np.square(vectors[rows].astype(np.float64) - query_vectors[:, None]).sum(2)  # float32 is too coarse
+        squared[rows + start == query_rows[:, None]] = np.inf
+        nearest = np.sort(np.hstack([nearest, squared]), axis=1)[:, :count]
+        start += len(vectors)
+    limits = np.sqrt(nearest[:, -1]) * (1 + 1e-5)  # (Q,)
+    found = 0
+    for path, limit, hits in zip(query_paths, limits, index.search(query_vectors, count + 1), strict=True):
+        others = [hit for hit in hits if hit.path != path][:count]
+        found += sum(hit.distance <= limit for hit in others)
+    return found / (len(query_rows) * count)
+
+
+def _take(rows: np.ndarray, blocks: Iterable[Embeddings]) -> tuple[np.ndarray, list[str]]:
+    """Vectors (Q, D) and paths of the items at ascending rows (Q,)."""
+    vectors, paths, start = [], [], 0
+    for block in blocks:
+        selected = rows[(rows >= start) & (rows < start + len(block.vectors))] - start
+        vectors.append(block.vectors[selected])
+        paths += block.paths[selected].tolist()
+        start += len(block.vectors)
+    return np.concatenate(vectors), paths

@@ -1,0 +1,247 @@
+"""An index in a PostgreSQL database with pgvector, which a team can share; the same methods as an index in a folder.
+
+Every change is one transaction. Vectors are loaded by COPY; when two processes add the same path, the second waits for
+the first and skips it. The HNSW graph is an index of the server, which every change keeps up to date.
+"""
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from proxygml.embeddings import Embeddings
+from proxygml.files import atomic_write, cache_folder
+from proxygml.retrieval import validation
+from proxygml.retrieval.folder import MODEL_FILES
+from proxygml.retrieval.hits import Hit, measure_recall
+from proxygml.retrieval.url import IndexURL, connect, index_exists, one_line_errors, postgres_library
+from proxygml.version import __version__
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+KINDS = ("exact", "hnsw")
+MAX_DIM, MAX_HNSW_DIM = 16_000, 2_000  # of pgvector
+SCHEMA_VERSION = 2
+MAX_EXACT_ELEMENTS = 2_500_000  # 20,000 vectors of 128: the server compares one query at a time
+MIN_EF_SEARCH, MAX_EF_SEARCH = 128, 1000
+QUERY_BLOCK = 1000  # queries per statement
+TABLES = """
+CREATE TABLE metadata (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE classes (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text UNIQUE NOT NULL);
+CREATE TABLE model (name text PRIMARY KEY, content bytea NOT NULL);
+CREATE TABLE items (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, path text UNIQUE NOT NULL,
+    class integer NOT NULL REFERENCES classes, vector vector({dim}) NOT NULL
+);
+"""
+SEARCH = """
+SELECT queries.number, nearest.path, classes.name, nearest.distance
+FROM unnest(%b::vector[]) WITH ORDINALITY AS queries (vector, number) CROSS JOIN LATERAL (
+    SELECT id, path, class, items.vector <-> queries.vector AS distance FROM items
+    ORDER BY items.vector <-> queries.vector LIMIT %b
+) AS nearest JOIN classes ON classes.id = nearest.class
+ORDER BY queries.number, nearest.distance, nearest.id
+"""
+INSERT_ITEMS = """
+INSERT INTO items (path, class, vector)
+SELECT DISTINCT ON (path) path, classes.id, vector FROM new_items JOIN classes ON name = class
+ORDER BY path, row ON CONFLICT DO NOTHING
+"""
+
+
+def suggest_kind(count: int, dim: int) -> str:
+    """The kind of index for vectors (count, dim)."""
+    return "exact" if count * dim <= MAX_EXACT_ELEMENTS or dim > MAX_HNSW_DIM else "hnsw"
+
+
+class PostgresIndex:
+    """`create` or `open` it, then `add`, `remove` and `search`; processes and threads may share it."""
+
+    def __init__(self, url: IndexURL) -> None:
+        self.url, self.location = url, str(url)
+        self._lock = threading.RLock()
+        with one_line_errors(self.location):
+            self._connection = connect(url)
+        self.close = weakref.finalize(self, self._connection.close)
+        metadata = self.metadata
+        if metadata["schema_version"] != str(SCHEMA_VERSION):
+            versions = f"{metadata['version']}, this is {__version__}"
+            raise ValueError(f"{self.location} was written by proxygml {versions}: update proxygml or build it again")
+        self.dim, self.model, self.kind = int(metadata["dim"]), metadata["model"], metadata["kind"]
+
+    @classmethod
+    def create(cls, url: str, *, dim: int, model: str = "", kind: str = "exact") -> "PostgresIndex":
+        """An empty index of vectors (M, dim) from the model with this id."""
+        if kind not in KINDS:
+            raise ValueError(f"expected a kind of index in PostgreSQL among {', '.join(KINDS)}, got {kind!r}")
+        max_dim = MAX_HNSW_DIM if kind == "hnsw" else MAX_DIM
+        if not 1 <= dim <= max_dim:
+            raise ValueError(f"expected 1 to {max_dim:,} dimensions for {kind} in PostgreSQL, got {dim:,}")
+        parsed = IndexURL.parse(url)
+        sql = postgres_library("psycopg").sql
+        metadata = {"schema_version": SCHEMA_VERSION, "version": __version__, "unit_length": 1}
+        metadata |= {"dim": dim, "model": model, "kind": kind}
+        with one_line_errors(str(parsed)), connect(parsed) as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [parsed.name])
+            if index_exists(connection, parsed.name):
+                raise FileExistsError(f"{parsed} exists already: name another ?index=")
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(parsed.name)))
+            connection.execute(sql.SQL(TABLES).format(dim=sql.Literal(dim)))
+            if dim <= MAX_HNSW_DIM * 0.9:  # a row fits into a page: no separate TOAST table
+                connection.execute("ALTER TABLE items ALTER COLUMN vector SET STORAGE PLAIN")
+            with connection.cursor() as cursor:
+                rows = [(name, str(value)) for name, value in metadata.items()]
+                cursor.executemany("INSERT INTO metadata VALUES (%s, %s)", rows)
+        return cls.open(url)
+
+    @classmethod
+    def open(cls, url: str) -> "PostgresIndex":
+        """An existing index."""
+        return cls(IndexURL.parse(url))
+
+    def __len__(self) -> int:
+        return self._rows("SELECT COUNT(*) FROM items")[0][0]
+
+    @property
+    def class_names(self) -> np.ndarray:
+        """Names (C,) of all classes, including those of removed items."""
+        return np.array([name for (name,) in self._rows("SELECT name FROM classes ORDER BY id")], str)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """dim, model, kind, unit_length (1 or 0), version, and what `set_metadata` added."""
+        with one_line_errors(self.location):
+            if not index_exists(self._connection, self.url.name):
+                raise FileNotFoundError(f"no index at {self.location}: `proxygml index build` makes one")
+        return dict(self._rows("SELECT name, value FROM metadata"))
+
+    def set_metadata(self, name: str, value: str) -> None:
+        upsert = "INSERT INTO metadata VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"
+        with self._transaction() as connection:
+            connection.execute(upsert, [name, value])
+
+    def contains(self, paths: Sequence[str]) -> set[str]:
+        """The subset of the paths that are in the index."""
+        wanted = [validation.check_text(str(path)) for path in paths]
+        return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [wanted])}
+
+    def add(self, embeddings: Embeddings) -> int:
+        """Add the items with new paths in one transaction; returns their number."""
+        validation.check_model(embeddings.model, self.model, self.location)
+        unit_length, row = True, 0
+        with self._transaction() as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TEMPORARY TABLE new_items (row bigint, path text, class text, vector vector) ON COMMIT DROP"
+            )
+            with cursor.copy("COPY new_items FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types(["int8", "text", "text", "vector"])
+                for vectors, classes, paths in validation.checked_blocks(embeddings, self.dim, self.location):
+                    unit_length &= validation.have_unit_length(vectors)
+                    for values in zip(paths, classes, vectors, strict=True):
+                        copy.write_row((row, *values))
+                        row += 1
+            # Sorted, so that two processes that add the same classes or paths cannot deadlock.
+            cursor.execute(
+                "INSERT INTO classes (name) SELECT DISTINCT class FROM new_items ORDER BY class ON CONFLICT DO NOTHING"
+            )
+            cursor.execute(INSERT_ITEMS)
+            added = cursor.rowcount
+            if not unit_length:
+                cursor.execute("UPDATE metadata SET value = '0' WHERE name = 'unit_length' AND value <> '0'")
+        return added
+
+    def remove(self, paths: Sequence[str]) -> int:
+        """Remove items by path in one transaction; returns their number."""
+        wanted = [validation.check_text(str(path)) for path in paths]
+        with self._transaction() as connection:
+            select = "SELECT path FROM items WHERE path = ANY(%b) ORDER BY path FOR UPDATE"
+            contained = {path for (path,) in connection.execute(select, [wanted])}
+            validation.check_contains(wanted, contained, self.location)
+            connection.execute("DELETE FROM items WHERE path = ANY(%b)", [wanted])
+        return len(contained)
+
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
+        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer."""
+        vectors = validation.check_vectors(vectors, self.dim, self.location)
+        validation.check_count(count)
+        results: list[list[Hit]] = [[] for _ in vectors]
+        with self._transaction() as connection:  # the settings below end with it
+            if self.kind == "hnsw":
+                ef_search = str(min(max(MIN_EF_SEARCH, 2 * count), MAX_EF_SEARCH))
+                options = {"hnsw.ef_search": ef_search, "hnsw.iterative_scan": "strict_order", "enable_seqscan": "off"}
+                for name, value in options.items():
+                    connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+            for start in range(0, len(vectors), QUERY_BLOCK):
+                queries = list(vectors[start : start + QUERY_BLOCK])
+                for number, path, name, distance in connection.execute(SEARCH, [queries, count]):
+                    results[start + number - 1].append(Hit(path, name, distance))
+        return results
+
+    def blocks(self) -> Iterator[Embeddings]:
+        """All items in blocks of some thousand, from one snapshot; labels are positions in `class_names`."""
+        from psycopg import IsolationLevel
+
+        with one_line_errors(self.location), connect(self.url) as connection:  # the index may change meanwhile
+            connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            with connection.transaction(), connection.cursor("blocks", binary=True) as cursor:
+                names = connection.execute("SELECT id, name FROM classes ORDER BY id").fetchall()
+                labels = {class_id: label for label, (class_id, _) in enumerate(names)}
+                class_names = np.array([name for _, name in names], str)
+                cursor.execute("SELECT path, class, vector FROM items ORDER BY id")
+                while rows := cursor.fetchmany(validation.BLOCK_ROWS):
+                    yield Embeddings(
+                        np.stack([vector.to_numpy() for _, _, vector in rows]),
+                        np.array([labels[class_id] for _, class_id, _ in rows]),
+                        np.array([path for path, _, _ in rows], str),
+                        class_names,
+                        self.model,
+                    )
+
+    def recall(self, count: int = 10, queries: int = 200) -> float:
+        """The fraction of the true nearest neighbors of some of its own items that `search` finds."""
+        return measure_recall(self, count, queries)
+
+    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Build the HNSW graph if it is missing; until then every search is exact."""
+        if self.kind == "hnsw":
+            progress = progress or (lambda done, total: None)
+            progress(0, 1)
+            with self._transaction() as connection:
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.url.name])
+                connection.execute("CREATE INDEX IF NOT EXISTS nearest ON items USING hnsw (vector vector_l2_ops)")
+            progress(1, 1)
+
+    def save_model(self, run: Path) -> None:
+        """Copy best.pt and recipe.json of a run into the database, to embed queries."""
+        upsert = "INSERT INTO model VALUES (%s, %b) ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content"
+        with self._transaction() as connection:
+            for name in MODEL_FILES:
+                connection.execute(upsert, [name, (run / name).read_bytes()])
+
+    def model_folder(self) -> Path | None:
+        """A folder in the user's cache with the files of `save_model`, or None if there are none."""
+        # Others write to this database: neither the id of a model nor a file's name may choose where files go.
+        cache_key = hashlib.sha256(f"{self.url} {self.model}".encode()).hexdigest()[:32]
+        folder = cache_folder() / "models" / cache_key
+        if not (folder / "recipe.json").is_file():
+            contents = dict(self._rows("SELECT name, content FROM model"))
+            for name in MODEL_FILES if contents.keys() >= set(MODEL_FILES) else ():
+                with atomic_write(folder / name) as draft:
+                    draft.write_bytes(contents[name])
+        return folder if (folder / "recipe.json").is_file() else None
+
+    def _rows(self, query: str, values: Sequence = ()) -> list[tuple]:
+        with self._lock, one_line_errors(self.location):
+            return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> "Iterator[Connection]":
+        """Commit at the end of the block, or roll back on an error."""
+        with self._lock, one_line_errors(self.location), self._connection.transaction():
+            yield self._connection

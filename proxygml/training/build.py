@@ -1,0 +1,173 @@
+"""The parts of a run from its recipe: processes, images, network, loss, optimizer and batches."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from torch import nn
+
+from proxygml import backbones, data, losses
+from proxygml.backbones.cascade import CascadedEmbedder
+from proxygml.data import ImageList, sampling
+from proxygml.data.cache import Cache
+from proxygml.data.images import Augmentation, Crops, FeatureCrops, center_crops, random_crops
+from proxygml.distributed.fabric import launch_fabric
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
+from proxygml.optim import RowAdam
+from proxygml.training.recipe import Recipe, parse_settings
+from proxygml.training.run import Run
+
+Network = backbones.Embedder | CascadedEmbedder
+
+
+def start_fabric(recipe: Recipe) -> Fabric:
+    """Device, precision and processes, with the recipe's seed set."""
+    return launch_fabric(
+        device=recipe.device,
+        devices=recipe.devices,
+        nodes=recipe.nodes,
+        precision=recipe.precision,
+        seed=recipe.seed,
+        timeout=recipe.timeout,
+        find_unused_parameters=bool(recipe.warmup),  # the trunk has no gradients during a warm-up
+        settings=asdict(recipe),
+    )
+
+
+def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
+    """The training images and the test images."""
+    return data.load(
+        recipe.dataset,
+        recipe.data,
+        size=recipe.image_size,
+        classes=recipe.classes,
+        max_class_size=recipe.max_class_size,
+        test_fraction=recipe.test_fraction,
+    )
+
+
+def training_cache(recipe: Recipe) -> Cache | None:
+    """The cache of decoded training images, if any; test images are never cached, so that no score depends on it."""
+    if recipe.cache is None or recipe.dataset == "tar":  # images in tar files have no path of their own
+        return None
+    return Cache(Path(recipe.cache), side=2 * recipe.image_size)  # a crop of a quarter of the area loses nothing
+
+
+def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | FeatureCrops:
+    augmentation = Augmentation(recipe.crop_scale, recipe.crop_ratio, recipe.flip)
+    return random_crops(images, recipe.image_size, augmentation, seed=recipe.seed, epoch=epoch)
+
+
+def test_crops(recipe: Recipe, images: ImageList) -> Crops | FeatureCrops:
+    return center_crops(images, recipe.image_size, recipe.test_crop)
+
+
+def build_model(recipe: Recipe) -> Network:
+    """The network that the recipe's loss needs, with random weights and frozen stages."""
+    method = losses.find(recipe.loss)
+    trunk = backbones.build_trunk(recipe.backbone)
+    if method.network == "three heads":
+        if recipe.feature_crops:
+            raise ValueError(f"{recipe.loss} taps stages of the network, which feature_crops does not run: set it to 0")
+        model: Network = CascadedEmbedder(trunk, recipe.embedding_dim)
+    else:
+        model = backbones.Embedder(
+            trunk,
+            recipe.embedding_dim,
+            pooling=recipe.pooling,
+            normalize=method.unit_length,
+            normalize_features=method.network == "batch-norm head",
+        )
+    if recipe.head_start == "kaiming":
+        backbones.init_head(model.head)
+    backbones.freeze_stages(trunk, recipe.frozen)
+    if recipe.feature_crops:
+        trunk.requires_grad_(False)
+    return model
+
+
+def load_model(run: Run) -> Network:
+    """The trained network of a run, in evaluation mode."""
+    model = build_model(run.recipe)
+    try:
+        model.load_state_dict(run.load_best()["model"])
+    except RuntimeError as error:
+        raise ValueError(f"best.pt in {run.folder} does not fit its recipe.json: was one of them changed?") from error
+    return model.eval()
+
+
+def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
+    """The part of a recipe that is the loss's own."""
+    return ProxyGMLSettings(**{one.name: getattr(recipe, one.name) for one in fields(ProxyGMLSettings)})
+
+
+def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
+    """The loss, for so many classes."""
+    settings = proxygml_settings(recipe)
+    if recipe.shard and dist.is_initialized():
+        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, settings, seed=recipe.seed)
+    own = asdict(settings) if recipe.loss == "proxygml" else {}
+    loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own | parse_settings(recipe.loss_settings))
+    if recipe.shard:  # one process begins as several do
+        proxies = cast(nn.Parameter, loss.proxies)
+        proxies.data = initial_proxies(proxies.shape, 0, num_classes, recipe.seed)
+    return loss
+
+
+def remarks(recipe: Recipe) -> dict[str, str]:
+    """What is to stand beside every score of a loss that is remembered or reconstructed rather than read."""
+    caveat = losses.find(recipe.loss).caveat
+    return {"remark": f"{recipe.loss}: {caveat}"} if caveat else {}
+
+
+def own_rate(recipe: Recipe) -> float:
+    """The learning rate of what the loss learns itself."""
+    return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:
+    """One optimizer over groups with learning rates of their own: trunk, head, and the parameters of the loss."""
+    rates = {
+        "trunk": (model.trunk, recipe.learning_rate),
+        "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
+        **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
+        "proxies": (loss, own_rate(recipe)),
+    }
+    groups: list[dict[str, Any]] = []
+    taken: set[int] = set()
+    for name, (module, rate) in rates.items():
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in taken]
+        taken.update(map(id, parameters))
+        groups.append({"name": name, "params": parameters, "lr": rate, "base_rate": rate})
+    decay = recipe.weight_decay
+    match recipe.optimizer:
+        case "adam":
+            kind = RowAdam if recipe.sparse_gradient else torch.optim.Adam
+            return kind(groups, eps=recipe.adam_epsilon, fused=True, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(groups, eps=recipe.adam_epsilon, fused=True, weight_decay=decay)
+        case "sgd":
+            return torch.optim.SGD(groups, momentum=0.9, fused=True, weight_decay=decay)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, eps=recipe.adam_epsilon, weight_decay=decay)
+
+
+def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch, as the recipe's loss needs them: labels (M,) -> image indices."""
+    method = losses.find(recipe.loss)
+    distances = getattr(loss, "class_distances", None)
+    return sampling.draw_batches(
+        "streamed" if method.batches == "shuffled" and recipe.dataset == "tar" else method.batches,
+        labels,
+        recipe.batch_size,
+        recipe.images_per_class or method.images_per_class,
+        class_distances=None if distances is None else distances.cpu().numpy(),
+        structured_fraction=getattr(loss, "structured_fraction", 0.75),
+        seed=recipe.seed,
+        epoch=epoch,
+    )

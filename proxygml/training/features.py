@@ -1,0 +1,111 @@
+"""Features of a frozen network, computed once and kept on disk, so that training its head takes minutes on a CPU."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxygml.data import ImageList
+from proxygml.data.readable import readable_images
+from proxygml.files import atomic_write, cache_folder
+from proxygml.training import build
+from proxygml.training.recipe import Recipe
+
+BATCH = 64
+Progress = Callable[[int, int], None]
+
+
+def with_features(
+    images: ImageList,
+    recipe: Recipe,
+    model: build.Network,
+    crops: int,
+    checked: Progress,
+    computed: Progress,
+) -> ImageList:
+    """The images that can be read, each with features (1 + crops, 2, F): of its center crop, then of random crops.
+
+    An image that cannot be read is an error unless the recipe skips it. The features are those of `model`, taken from
+    the cache folder where they have been computed before.
+    """
+    path = cache_folder() / "features" / f"{_key(images, recipe, model, crops)}.npy"
+    shape = (len(images), 1 + crops, 2, model.trunk.channels)
+    features = _load(path, shape)
+    if features is None:
+        kept = readable_images(images, skip_broken=recipe.skip_broken, progress=checked)
+        rows = np.flatnonzero(np.isin(np.asarray(images.paths), np.asarray(kept.paths)))
+        with atomic_write(path) as draft:
+            _compute(draft, kept, rows, shape, recipe, model, computed)
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+    readable = np.flatnonzero(~np.isnan(features[:, 0, 0, 0]))
+    if len(readable) < len(images):
+        if not recipe.skip_broken:
+            readable_images(images, progress=checked)  # raises an error that says what is wrong
+        images, features = images.only(readable), features[readable]
+    return replace(images, features=features)
+
+
+def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """What was computed before; None where there is nothing, or something else."""
+    try:
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return features if (features.shape, features.dtype) == (shape, np.float16) else None
+
+
+def _compute(
+    path: Path,
+    images: ImageList,
+    rows: np.ndarray,
+    shape: tuple[int, ...],
+    recipe: Recipe,
+    model: build.Network,
+    progress: Progress,
+) -> None:
+    """Write features of this shape as float16; rows of images that cannot be read are NaN."""
+    total, crops = shape[0], shape[1] - 1
+    views = [build.test_crops(recipe, images)]
+    shared = replace(recipe, seed=0)  # all seeds of a run use the same features
+    views += [build.training_crops(shared, images, epoch=view) for view in range(crops)]
+    features = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if len(rows) < total:
+        features[:] = np.nan
+    done = 0
+    for start in range(0, len(images), BATCH):
+        batch = range(start, min(start + BATCH, len(images)))
+        for view, seen in enumerate(views):
+            pixels = torch.from_numpy(np.stack([seen[index][0] for index in batch]))  # (batch, 3, H, W)
+            features[rows[batch.start : batch.stop], view] = _features(model, pixels).half().numpy()
+            done += len(batch)
+            progress(done, len(images) * len(views))
+    features.flush()
+
+
+@torch.no_grad()
+def _features(model: build.Network, pixels: Tensor) -> Tensor:
+    """Images (B, 3, H, W) -> features (B, 2, F)."""
+    device = next(model.parameters()).device
+    return torch.stack(model.eval().features(pixels.to(device)), dim=1).cpu()  # type: ignore[operator]
+
+
+def _key(images: ImageList, recipe: Recipe, model: build.Network, crops: int) -> str:
+    """The same for the same images, seen in the same way by the same network, wherever the images lie."""
+    digest = hashlib.sha256()
+    seen = (recipe.backbone, recipe.image_size, recipe.test_crop)
+    drawn = (crops, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()
+    digest.update(repr((seen, drawn)).encode())
+    for name, tensor in model.trunk.state_dict().items():
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    if images.pixels is not None:
+        digest.update(images.pixels.tobytes())
+    for index, path in enumerate(images.paths):
+        digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
+        if images.pixels is None and images.file(index).is_file():
+            status = images.file(index).stat()
+            digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,249 @@
+"""Recipe: all settings of a run, validated, to and from JSON."""
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from proxygml.files import parse_json
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+
+Setting = float | bool | str | tuple[float, ...]
+MINIMUM = {
+    "image_size": 1,
+    "embedding_dim": 1,
+    "epochs": 1,
+    "batch_size": 2,
+    "workers": 0,
+    "feature_crops": 0,
+    "devices": 1,
+    "nodes": 1,
+    "images_per_class": 2,
+    "max_class_size": 2,
+    "weight_decay": 0,
+}
+POSITIVE = (
+    *("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor"),
+    *("start_ratio", "cache_gigabytes", "timeout"),
+)
+
+
+@dataclass(frozen=True)
+class Recipe(ProxyGMLSettings):
+    """All settings of a run; defaults are the paper's where it has one."""
+
+    dataset: str = "glyphs"
+    """Name of the dataset: see `proxygml datasets`."""
+    data: str | None = None
+    """Folder of the dataset; glyphs need none."""
+    classes: int | None = None
+    """Use only this many training classes and this many test classes."""
+    max_class_size: int | None = None
+    """Use at most this many images per class."""
+    test_fraction: float = 0.5
+    """Fraction of the classes to test on, for datasets without a split of their own (folder, table)."""
+    skip_broken: bool = False
+    """Skip and count unreadable images instead of stopping before the first step."""
+    cache: str | None = None
+    """Folder that caches decoded, downsized training images, useful for large photos; None: no cache."""
+    cache_gigabytes: float = 10.0
+    """Maximum size of that folder."""
+    held_out: float = 0.1
+    """Fraction of the training classes held out to choose the best epoch; 0: train on all, keep the last epoch."""
+    tested_epochs: tuple[int, ...] = ()
+    """The paper's protocol: score the test classes after these epochs and the last; with held_out 0, keep the best."""
+    keep_epoch: Literal["best", "last"] = "best"
+    """Which network to keep: the best epoch's or the last epoch's."""
+    test: bool = True
+    """Score the network on the test classes at the end; turn off while tuning on held-out classes."""
+
+    image_size: int = 224
+    """Side of the network's input images, in pixels."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Minimum and maximum area of a random training crop, as a fraction of the image."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Minimum and maximum aspect ratio of a random training crop."""
+    flip: bool = True
+    """Flip half of the training images horizontally."""
+    test_crop: float = 224 / 256
+    """Side of the center crop for testing, as a fraction of the shorter side."""
+
+    backbone: str = "convnet"
+    """Network: convnet, bn-inception, googlenet, resnet18 or 50, efficientnet-lite0, 1 or 2, or hf:NAME_OR_FOLDER."""
+    weights: str | None = None
+    """Initial weights: a .pth or .safetensors file, or "pretrained" for the published weights; None: random."""
+    frozen: tuple[str, ...] = ()
+    """Stages of the network that are not trained."""
+    feature_crops: int = 0
+    """Train only the head, on features of this many random crops per image, computed once; 0: train the network."""
+    embedding_dim: int = 512
+    """Dimension of the embeddings."""
+    head_start: Literal["uniform", "kaiming"] = "uniform"
+    """Initialization of the last layer: torch's uniform default, or Kaiming normal with zero bias."""
+    pooling: Literal["average", "max", "average+max"] = "average"
+    """Global pooling of the feature maps."""
+
+    loss: str = "proxygml"
+    """Name of the loss: see `proxygml losses`."""
+    loss_settings: tuple[str, ...] = ()
+    """Settings of a loss other than proxygml, by its own names: alpha=2 beta=40."""
+    start_ratio: float | None = None
+    """Not in the paper: r in the first epoch, decreasing geometrically to `ratio` in the last."""
+    shard: bool = False
+    """Shard the proxies of proxygml by class over the processes."""
+
+    epochs: int = 50
+    """Passes over the training images."""
+    batch_size: int = 32
+    """Images per step, over all processes."""
+    images_per_class: int | None = None
+    """Images per class in a batch, for losses that sample by class; None: the method's default."""
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """Optimizer; sgd has a momentum of 0.9."""
+    learning_rate: float = 1e-4
+    """Learning rate of the network."""
+    head_learning_rate: float | None = None
+    """Learning rate of the last layer; None: the same."""
+    proxy_learning_rate: float | None = 3e-2
+    """Learning rate of the proxies or other parameters of the loss; None: the default of the loss."""
+    adam_epsilon: float = 1e-2
+    """Epsilon of the optimizer; with the authors' 0.01, small gradients take small steps."""
+    weight_decay: float = 1e-4
+    """Weight decay of network and proxies."""
+    schedule: Literal["steps", "cosine"] = "steps"
+    """Learning rates decay in steps at the epochs in `decay`, or along a cosine to 0."""
+    decay: tuple[int, ...] = (20, 40)
+    """Epochs, counted from 0, at which the learning rates are multiplied by `decay_factor`."""
+    decay_factor: float = 0.1
+    """Factor of each step in `decay`."""
+    warmup: tuple[int, ...] = ()
+    """Epochs, counted from 0, that train only head and proxies."""
+    freeze_batch_norm: bool = False
+    """Do not update the statistics of batch normalization."""
+    seed: int = 0
+    """Seed of weights, order and crops; the same seed gives the same run."""
+
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    """The n of Recall@n."""
+    baselines: bool = True
+    """Also score raw pixels and the untrained network without its head on the test classes."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Accelerator."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Precision of the network; the loss always uses float32."""
+    workers: int = 0
+    """Worker processes that decode images; 0: the training process decodes."""
+    devices: int = 1
+    """Processes per machine that share each batch, one per GPU or several on a CPU; torchrun overrides it."""
+    nodes: int = 1
+    """Machines that share each batch; start the command on each: see docs/scaling.md."""
+    timeout: float = 1800.0
+    """Seconds that processes wait for each other."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # JSON has lists instead of tuples
+            if isinstance(getattr(self, field.name), list):
+                object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+        for name, annotation in get_type_hints(type(self)).items():
+            if not _has_type(getattr(self, name), annotation):
+                expected = getattr(annotation, "__name__", str(annotation).replace("typing.", ""))
+                raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
+        self._check_ranges()
+        if self.feature_crops and (self.weights is None or self.frozen or self.devices * self.nodes > 1):
+            raise ValueError("feature_crops trains a head on a pretrained network, in one process, without frozen")
+        if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
+            raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
+        if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
+            raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
+        if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):
+            raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
+        parse_settings(self.loss_settings)
+
+    def _check_ranges(self) -> None:
+        for name, minimum in MINIMUM.items():
+            value = getattr(self, name)
+            if value is not None and not minimum <= value < math.inf:
+                raise ValueError(f"expected {name} of at least {minimum}, got {value}")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"expected {name} above 0, got {value}")
+        for name in ("test_crop", "test_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"expected {name} above 0 and at most 1, got {getattr(self, name)}")
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"expected crop_scale as (min, max) above 0 and up to 1, got {self.crop_scale}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
+            raise ValueError(f"expected crop_ratio as (min, max) above 0, got {self.crop_ratio}")
+        for name, first in (("decay", 0), ("warmup", 0), ("tested_epochs", 1), ("recall_at", 1)):
+            if min(getattr(self, name), default=first) < first:
+                raise ValueError(f"expected {name} as numbers from {first}, got {getattr(self, name)}")
+        if not self.recall_at:
+            raise ValueError("expected at least one number in recall_at, got none")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
+
+    def changed(self, settings: Mapping[str, object]) -> "Recipe":
+        """A copy with other settings; the error for an unknown name suggests the closest one."""
+        known = [field.name for field in fields(self)]
+        for name in settings:
+            if name not in known:
+                longer = [field for field in known if field.startswith(name)]
+                nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+                hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"a recipe has no setting {name!r}{hint}")
+        return replace(self, **cast(dict[str, Any], settings))  # __post_init__ checks the types
+
+    def to_json(self) -> str:
+        """JSON text for `from_json`."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        """The recipe from `to_json`; missing settings have their defaults."""
+        settings = parse_json(text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"expected a recipe as a JSON object, got {type(settings).__name__}")
+        return cls().changed(settings)
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, Setting]:
+    """("alpha=2", "ratios=1,0.5") -> values by name: int, float, tuple of floats, bool or str."""
+    parsed: dict[str, Setting] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not (name and equals and text):
+            raise ValueError(f"expected loss_settings as name=value, got {setting!r}")
+        parsed[name] = _parse(text)
+    return parsed
+
+
+def _parse(text: str) -> Setting:
+    for convert in (int, float, lambda numbers: tuple(map(float, numbers.split(",")))):
+        with suppress(ValueError):
+            return convert(text)
+    return {"True": True, "False": False}.get(text, text)
+
+
+def _has_type(value: object, annotation: Any) -> bool:
+    """isinstance for the annotations of a Recipe: Literal, tuple, unions; an int is a float, a bool is no int."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return value in inner
+    if get_origin(annotation) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        expected = inner[:1] * len(value) if inner[-1] is ... else inner
+        return len(expected) == len(value) and all(map(_has_type, value, expected))
+    if inner:  # int | None
+        return any(_has_type(value, member) for member in inner)
+    if isinstance(value, bool):
+        return annotation is bool
+    if annotation is float and isinstance(value, int):
+        return abs(value) < 2**1000  # larger numbers overflow a float
+    return isinstance(value, annotation)

@@ -1,0 +1,304 @@
+"""The command line, as processes and in process."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from proxygml.cli.main import main
+from proxygml.embeddings import Embeddings
+from proxygml.training.recipe import Recipe
+from proxygml.training.run import Run
+
+SMALL = ["--classes", "10", "--epochs", "1", "--proxies-per-class", "2", "--ratio", "0.5", "--no-baselines"]
+
+
+def called(*arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "proxygml", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+def failure(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str]:
+    """Exit code and the lines on stderr of a command that fails."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code, capsys.readouterr().err.strip()
+
+
+def test_training_shows_scores_pictures_and_what_to_do_next(tmp_path: Path) -> None:
+    done = called("train", "glyphs", *SMALL[:-1], "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    for words in ("raw pixels", "untrained network", "trained with proxygml", "R@1", "MAP@R", "NMI"):
+        assert words in done.stdout
+    for picture in ("retrieval.png", "map.png", "curves.png"):
+        assert str(tmp_path / "run" / picture) in done.stdout
+    assert "What next:" in done.stdout
+    assert "━" not in done.stderr  # no bars where no terminal watches
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_scores_come_as_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["train", "glyphs", *SMALL, "--out", str(tmp_path / "run"), "--json"])
+    assert json.loads(capsys.readouterr().out) == Run.open(tmp_path / "run").scores
+
+
+def test_without_a_folder_the_run_lands_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["train", "glyphs", *SMALL])
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("glyphs-20")
+    assert Run.open(folder).scores
+
+
+def test_a_run_becomes_vectors_and_vectors_become_scores(
+    trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    main(["embed", str(trained_run.folder), "--out", str(tmp_path / "test.npz")])
+    assert "of 128 dimensions in" in capsys.readouterr().out
+    main(["evaluate", str(tmp_path / "test.npz"), "--json"])
+    assert json.loads(capsys.readouterr().out) == trained_run.scores["trained"]
+    main(["embed", str(trained_run.folder), "--out", str(tmp_path / "train.npz"), "--split", "train"])
+    train, test = (Embeddings.load(tmp_path / f"{split}.npz") for split in ("train", "test"))
+    assert not set(train.paths) & set(test.paths)
+
+
+def test_own_vectors_are_scored_alone_or_against_a_gallery(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    vectors = np.array([[0.0], [1], [10], [11]])
+    np.savez(tmp_path / "a.npz", vectors=vectors, labels=np.array([0, 1, 0, 1]))
+    np.savez(tmp_path / "b.npz", vectors=vectors + 0.1, labels=np.array([0, 1, 0, 1]))
+    main(["evaluate", str(tmp_path / "a.npz"), "--recall-at", "1", "2", "3", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert [scores[f"recall@{n}"] for n in (1, 2, 3)] == [0, 0.5, 1]
+    main(["evaluate", str(tmp_path / "a.npz"), "--gallery", str(tmp_path / "b.npz"), "--no-cluster"])
+    shown = capsys.readouterr().out
+    assert "100.0" in shown
+    assert "a.npz" in shown
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    done = called("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if line.lower().startswith("warning")]
+    assert line.startswith("warning: 1 links for each sample are all taken")
+    assert "use a ratio of at least" in line
+
+
+def test_recalls_may_leave_out_the_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main(["train", "glyphs", *SMALL, "--held-out", "0.2", "--recall-at", "2", "4", "--out", str(tmp_path / "run")])
+    assert "R@4" in capsys.readouterr().out
+
+
+def test_a_piped_table_is_not_cut(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", vectors=np.eye(50), labels=np.arange(50) % 2)
+    done = called("evaluate", tmp_path / "a.npz", "--recall-at", *range(1, 30))
+    assert "…" not in done.stdout
+    assert "R@29" in done.stdout
+
+
+def test_vectors_that_were_trained_on_are_not_called_unseen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    np.savez(tmp_path / "a.npz", vectors=np.eye(4), labels=np.arange(4) % 2)
+    main(["evaluate", str(tmp_path / "a.npz")])
+    assert "unseen" not in capsys.readouterr().out
+
+
+def test_a_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    np.savez(tmp_path / "a.npz", vectors=np.array([[0.0], [1], [10]]), labels=np.array([0, 0, 1]))
+    main(["evaluate", str(tmp_path / "a.npz")])
+    assert "1 queries have no image of their class to find: each counts as a miss" in capsys.readouterr().out
+
+
+class TestMistakes:
+    """Each is one line on stderr that says what to do; nothing is left behind."""
+
+    def test_a_wrong_folder_to_resume(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        code, line = failure(capsys, "train", "--resume", tmp_path / "nowhere")
+        assert (code, line) == (1, f"error: no recipe.json in {tmp_path / 'nowhere'}: that is not the folder of a run")
+
+    def test_a_folder_that_is_taken(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+        code, lines = failure(capsys, "train", "glyphs", "--out", trained_run.folder)
+        assert code == 1
+        assert lines.splitlines()[-1].startswith(f"error: {trained_run.folder} is not empty: choose another --out")
+
+    def test_vectors_that_are_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        code, line = failure(capsys, "evaluate", tmp_path / "no.npz")
+        assert code == 1
+        assert line.startswith("error: ")
+        assert "no.npz" in line
+
+    def test_vectors_with_nan(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        np.savez(tmp_path / "a.npz", vectors=np.full((3, 2), np.nan), labels=np.arange(3))
+        code, line = failure(capsys, "evaluate", tmp_path / "a.npz")
+        assert code == 1
+        assert "finite" in line
+        assert len(line.splitlines()) == 1
+
+    def test_too_many_classes(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        code, lines = failure(capsys, "train", "glyphs", "--classes", 100000, "--out", tmp_path / "run")
+        assert code == 1
+        assert "expected at most" in lines.splitlines()[-1]
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--dataset", "folder"], "expected a folder of your images as --data"),
+            (["--data", "/somewhere"], "glyphs are drawn and need no --data"),
+            (["--backbone", "resnet9000"], "expected a backbone among"),
+            (["--image-size", "8"], "expected 16 pixels or more"),
+            (["--held-out", "0.9", "--classes", "3"], "leaves 0 of 3 classes to train on"),
+            (["--weights", "nowhere.pth"], "no weight file nowhere.pth"),
+            (["--frozen", "block9"], "no stage block9 to freeze in ConvNet: choose from block1"),
+            *([(["--device", "cuda"], "device cuda is not available")] if not torch.cuda.is_available() else []),
+        ],
+    )
+    def test_settings_that_cannot_work_leave_no_folder_behind(
+        self, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        code, lines = failure(capsys, "train", "glyphs", *SMALL, *options, "--out", tmp_path / "run")
+        assert code == 1
+        assert words in lines.splitlines()[-1]
+        assert not (tmp_path / "run").exists()
+
+    def test_other_settings_beside_a_run_to_resume(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+        for options in (["glyphs", "--epochs", "5"], ["--out", "elsewhere"]):
+            code, line = failure(capsys, "train", *options, "--resume", trained_run.folder)
+            assert code == 1
+            assert "leave out every other setting" in line
+
+    def test_a_recipe_that_was_edited_after_training(
+        self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        shutil.copytree(trained_run.folder, tmp_path / "run")
+        edited = trained_run.recipe.changed({"embedding_dim": 64})
+        (tmp_path / "run" / "recipe.json").write_text(edited.to_json())
+        code, line = failure(capsys, "train", "--resume", tmp_path / "run")
+        assert (code, line) == (1, "error: the checkpoint does not fit recipe.json or the data: were they changed?")
+
+    def test_a_path_with_brackets_is_shown_as_it_is(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+        main(["train", "glyphs", *SMALL, "--out", str(tmp_path / "a[/x]")])
+        shown = capsys.readouterr()
+        assert str(tmp_path / "a[/x]") in shown.err
+        assert str(tmp_path / "a[/x]" / "map.png") in shown.out
+
+    def test_an_error_that_nobody_foresaw_is_one_line_too(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise KeyError("surprise")
+
+        monkeypatch.setattr("proxygml.training.trainer.train", fail)
+        code, lines = failure(capsys, "train", "glyphs", "--out", tmp_path / "run")
+        assert code == 1
+        assert lines.splitlines()[-1] == "error: KeyError: 'surprise' (PROXYGML_TRACEBACK=1 shows where)"
+        monkeypatch.setenv("PROXYGML_TRACEBACK", "1")
+        with pytest.raises(KeyError):
+            main(["train", "glyphs", "--out", str(tmp_path / "run")])
+
+    def test_a_run_that_has_no_weights_yet(self, tmp_path: Path, tiny, capsys: pytest.CaptureFixture) -> None:
+        run = Run.create(tmp_path / "run", tiny)
+        code, line = failure(capsys, "embed", run.folder, "--out", tmp_path / "a.npz")
+        assert code == 1
+        assert "no best.pt" in line
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [[], ["trian"], ["train", "glyphs", "--epoch", "2"], ["train", "glyphs", "--epochs", "two"], ["embed"]],
+    )
+    def test_usage(self, arguments: list[str], capsys: pytest.CaptureFixture) -> None:
+        code, lines = failure(capsys, *arguments)
+        assert code == 2
+        assert "proxygml" in lines
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["train", "glyphs"], ["embed"], ["evaluate"]])
+def test_help_teaches_every_command(command: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out) > 200
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
+    from proxygml import __version__
+
+    main(["--version"])
+    assert capsys.readouterr().out == f"proxygml {__version__}\n"
+
+
+class TestLosses:
+    def test_are_listed_with_paper_needs_and_source(self, capsys: pytest.CaptureFixture) -> None:
+        main(["losses"])
+        shown = capsys.readouterr().out
+        for words in ("proxy-anchor", "Kim et al., CVPR 2020", "two streams", "three heads", "written here *"):
+            assert words in shown
+        assert "* damlrrm: a reconstruction" in shown
+        main(["losses", "--json"])
+        assert json.loads(capsys.readouterr().out)["ms"]["batches"] == "balanced"
+
+    def test_take_settings_of_their_own_and_say_where_they_are_reconstructed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        settings = ["--loss", "damlrrm", "--loss-settings", "base=contrastive", "margin=0.5"]
+        main(["train", "glyphs", *SMALL, *settings, "--out", str(tmp_path / "run")])
+        assert "* damlrrm: a reconstruction" in capsys.readouterr().out
+        assert "reconstruction" in Run.open(tmp_path / "run").scores["remark"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["glyphs", "--loss", "tripplet"], "expected a loss among proxygml, semihard"),
+            (
+                ["glyphs", *SMALL, "--loss", "ms", "--loss-settings", "bata=3"],
+                "ms has no setting bata: it has alpha, beta",
+            ),
+            (["glyphs", "--loss", "ms", "--like", "nativ"], "expected --like fair or --like native, got nativ"),
+            (["glyphs", "--loss", "ms", "--like", "native"], "--like native changes a preset of the paper"),
+            (["--loss", "ms", "--like", "fair"], "--like fair changes a preset"),
+            (["glyphs", *SMALL, "--loss", "ms", "--images-per-class", "40"], "two classes of 40 images each"),
+        ],
+    )
+    def test_that_are_mistyped_are_answered_in_one_line(
+        self, arguments: list[str], expected: str, capsys: pytest.CaptureFixture, tmp_path: Path
+    ) -> None:
+        code, message = failure(capsys, "train", *arguments, "--out", tmp_path / "run")
+        assert code == 1
+        assert expected in message
+        assert not (tmp_path / "run").exists()
+
+    def test_run_like_their_own_authors_ran_them_but_for_what_is_given(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipes = []
+
+        def stop(recipe: Recipe, folder: Path, *, progress: object) -> None:
+            recipes.append(recipe)
+            raise ValueError("that is enough")
+
+        monkeypatch.setattr("proxygml.training.trainer.train", stop)
+        for loss, given in [("ms", ["--loss-settings", "beta=50"]), ("hdc", ["--epochs", "3"])]:
+            _, message = failure(capsys, "train", "paper-cub", f"--loss={loss}", "--like", "native", *given)
+            assert ("native hdc: the last layers learn" in message) == (loss == "hdc")
+        ms, hdc = recipes
+        assert (ms.pooling, ms.batch_size, ms.loss_settings) == ("max", 80, ("beta=50",))
+        assert (hdc.backbone, hdc.embedding_dim, hdc.epochs) == ("googlenet", 384, 3)
+
+
+def test_what_was_skipped_in_training_is_skipped_when_embedding(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for number in range(8):
+        for copy in range(3):
+            path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (30 * number, 40 * copy, 90)).save(path)
+            if copy == 2:
+                path.write_bytes(path.read_bytes()[:60])
+    options = ["--dataset", "folder", "--data", tmp_path / "photos", "--epochs", 1, "--ratio", 1, "--no-baselines"]
+    main([str(o) for o in ["train", "glyphs", *options, "--skip-broken", "--out", tmp_path / "run"]])
+    main(["embed", str(tmp_path / "run"), "--out", str(tmp_path / "vectors.npz")])
+    assert "images that cannot be read" in capsys.readouterr().err
+    assert len(Embeddings.load(tmp_path / "vectors.npz").vectors) == 8

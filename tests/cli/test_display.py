@@ -1,0 +1,77 @@
+"""What stands on a terminal: names of files and classes as they are, whatever they try."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.table import Table
+
+from proxygml.cli.display import PlainConsole, drawn_progress, in_one_line, messages, output, spelled_out
+from proxygml.cli.search import search, show_hits
+from proxygml.embeddings import Embeddings
+from proxygml.retrieval import Hit
+
+HOSTILE = "[red]a[/red]:smile:\x1b[2J\x07\x9b31m\u202egpj.exe"
+SHOWN = "[red]a[/red]:smile:\\x1b[2J\\x07\\x9b31m\\u202egpj.exe"
+
+
+def test_what_a_terminal_would_obey_is_spelled_out() -> None:
+    assert spelled_out(HOSTILE) == SHOWN
+    assert spelled_out("a name that is no text: \udcff") == "a name that is no text: \\udcff"
+    kept = "caf\u00e9 \u732b \u05d0\u05d1 \U0001f469\u200d\U0001f52c\nnext\tline"
+    assert spelled_out(kept) == kept
+
+
+def test_a_name_cannot_pretend_to_be_a_line() -> None:
+    assert in_one_line("a.jpg\nall is there\tand") == "a.jpg\\nall is there\\tand"
+
+
+def test_a_console_shows_texts_and_cells_of_tables_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole(width=200)
+    console.print(HOSTILE)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(HOSTILE)
+    table.add_column("end")
+    table.add_row(HOSTILE, "whole")
+    console.print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == SHOWN
+    assert lines[1].split() == [SHOWN, "end"]
+    assert lines[2].split() == [SHOWN, "whole"]
+
+
+def test_hits_are_shown_as_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+    show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5), Hit("b\nc", "d", 1.0)]], similar=False)
+    shown = capsys.readouterr().out
+    assert shown.count(SHOWN) == 3
+    assert "[bold]" in shown
+    assert "b\\nc" in shown
+    assert "\x1b" not in shown
+
+
+def test_hits_as_json_hold_nothing_that_a_terminal_obeys(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Embeddings(np.eye(2), np.arange(2), np.array([HOSTILE, "b"]), np.array([HOSTILE, "c"]))
+    rows.save(tmp_path / "rows.npz")
+    search(str(tmp_path / "rows.npz"), vectors=tmp_path / "rows.npz", count=1, json=True)
+    shown = capsys.readouterr().out
+    assert shown.isascii()
+    assert "\x1b" not in shown
+    assert json.loads(shown)[0]["hits"][0]["path"] == HOSTILE
+
+
+def test_notes_of_progress_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = io.StringIO()
+    monkeypatch.setattr(messages, "_file", drawn)  # `file` would stay what it is now
+    monkeypatch.setattr(messages, "_force_terminal", True)
+    monkeypatch.setattr(messages, "_width", 300)
+    with drawn_progress() as progress:
+        progress("[red]working", 1, 2, HOSTILE)
+        progress("skipped", 0, 0, HOSTILE)
+    assert drawn.getvalue().count(SHOWN) >= 2
+    assert "[red]working" in drawn.getvalue()
+    assert "\x1b[2J\x07" not in drawn.getvalue()
+
+
+def test_both_consoles_of_the_command_line_are_such() -> None:
+    assert {type(output), type(messages)} == {PlainConsole}

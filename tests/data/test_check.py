@@ -1,0 +1,163 @@
+"""What is wrong with images, and what is fine."""
+
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml.data import ImageList, cub
+from proxygml.data.check import MOST_PIXELS, Counts, Problem, compare_counts, find_problems
+from tests.data.conftest import write_image
+
+
+def listed(root, *names):
+    return ImageList(names, np.zeros(len(names), np.int64), ("class",), root=root)
+
+
+def reason(root, name, *, decode=False):
+    (problem,) = find_problems(listed(root, name), decode=decode)
+    assert (problem.index, problem.path) == (0, name)
+    assert "\n" not in problem.reason
+    return problem.reason
+
+
+def write_png_header(path, width, height):
+    """A PNG that promises so many pixels and has none."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gray.jpg", "L"), ("print.jpg", "CMYK"), ("palette.png", "P"), ("bits.png", "1"), ("alpha.png", "RGBA")],
+)
+def test_images_of_every_mode_are_fine(tmp_path, name, mode, decode):
+    write_image(tmp_path / name, mode=mode)
+    assert find_problems(listed(tmp_path, name), decode=decode) == []
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_deep_animated_and_turned_images_are_fine(tmp_path, decode):
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(tmp_path / "deep.png")
+    frames = [Image.new("P", (8, 8), color) for color in range(3)]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(tmp_path / "turned.jpg", exif=turned)
+    assert find_problems(listed(tmp_path, "deep.png", "moving.gif", "turned.jpg"), decode=decode) == []
+
+
+def test_files_that_are_missing_empty_or_no_images_are_found_by_their_headers(tmp_path):
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("<script>alert(1)</script>")
+    (tmp_path / "folder.jpg").mkdir()
+    assert reason(tmp_path, "gone.jpg") == "missing: no such file"
+    assert reason(tmp_path, "empty.jpg") == "empty: the file has 0 bytes"
+    assert reason(tmp_path, "text.jpg") == "unreadable: no known image format"
+    assert reason(tmp_path, "folder.jpg") == "not a file"
+    assert "embedded null" in reason(tmp_path, "a\0b.jpg")  # Python 3.13 puts a word before it
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert reason(tmp_path, "pipe.jpg") == "not a file"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user who may not read everything")
+def test_a_file_that_may_not_be_read_is_found(tmp_path):
+    write_image(tmp_path / "private.jpg").chmod(0)
+    assert reason(tmp_path, "private.jpg") == "not readable: permission denied"
+
+
+@pytest.mark.parametrize("name", ["cut.jpg", "cut.png", "cut.webp", "cut.bmp", "cut.tif"])
+def test_an_image_that_was_cut_short_is_found_when_it_is_decoded(tmp_path, name):
+    path = write_image(tmp_path / name, size=(64, 64))
+    whole = path.read_bytes()
+    assert find_problems(listed(tmp_path, name), decode=True) == []
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    assert reason(tmp_path, name, decode=True)
+
+
+def test_a_cut_photo_passes_the_quick_check_and_is_called_truncated_by_the_thorough_one(tmp_path):
+    path = write_image(tmp_path / "cut.jpg", size=(400, 300))
+    path.write_bytes(path.read_bytes()[:-2000])
+    assert find_problems(listed(tmp_path, "cut.jpg"), decode=False) == []
+    assert reason(tmp_path, "cut.jpg", decode=True).startswith("truncated: ")
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])  # Pillow warns of the first and refuses the second
+def test_an_image_that_promises_too_many_pixels_is_not_decoded(tmp_path, side):
+    write_png_header(tmp_path / "bomb.png", side, side)
+    for decode in (False, True):
+        assert reason(tmp_path, "bomb.png", decode=decode).startswith("huge: ")
+
+
+def test_the_limit_holds_where_pillow_has_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    write_png_header(tmp_path / "bomb.png", 10_000, 10_000)
+    assert reason(tmp_path, "bomb.png") == f"huge: 10000 x 10000 pixels, at most {MOST_PIXELS:,} are read"
+
+
+def test_problems_come_in_the_order_of_the_list_and_progress_reaches_the_end(tmp_path):
+    write_image(tmp_path / "good.png")
+    names = ["gone.png" if number % 7 == 0 else "good.png" for number in range(1000)]
+    calls = []
+    problems = find_problems(listed(tmp_path, *names), decode=False, progress=lambda *call: calls.append(call))
+    assert [problem.index for problem in problems] == list(range(0, 1000, 7))
+    assert problems[0] == Problem(0, "gone.png", "missing: no such file")
+    assert calls == sorted(calls)
+    assert calls[-1] == (1000, 1000)
+
+
+def test_an_interruption_ends_the_check_at_once(tmp_path):
+    write_image(tmp_path / "good.png")
+    images = listed(tmp_path, *["good.png"] * 20_000)
+    opened = []
+
+    class Counted(ImageList):
+        def open(self, index):
+            opened.append(index)
+            return super().open(index)
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    counted = Counted(images.paths, images.labels, images.class_names, root=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        find_problems(counted, decode=False, progress=interrupt)
+    assert len(opened) < 15_000
+
+
+def test_images_in_memory_have_no_problems(tmp_path):
+    images = ImageList(["a", "b"], np.array([0, 0]), ("class",), pixels=np.zeros((2, 4, 4), np.uint8))
+    calls = []
+    assert find_problems(images, decode=True, progress=lambda *call: calls.append(call)) == []
+    assert calls == [(2, 2)]
+
+
+def test_an_empty_list_has_no_problems():
+    assert find_problems(ImageList([], np.zeros(0, np.int64), ()), decode=True) == []
+
+
+def test_a_photo_that_was_deleted_is_named(cub_tree):
+    train, _ = cub.load(cub_tree)
+    (cub_tree / "images" / train.paths[3]).unlink()
+    assert find_problems(train, decode=False) == [Problem(3, train.paths[3], "missing: no such file")]
+
+
+def test_each_count_that_deviates_gets_a_line(cub_tree):
+    train, test = cub.load(cub_tree)
+    assert compare_counts(train, test, Counts(3, 7, 3, 7)) == []
+    assert compare_counts(train, test, Counts(3, 8, 1_000, 7)) == [
+        "train images: expected 8, found 7",
+        "test classes: expected 1,000, found 3",
+    ]

@@ -1,0 +1,271 @@
+"""Letters in sixteen typefaces: which become classes, how they look, and how the cache file behaves."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import platformdirs
+import pytest
+from fontTools.ttLib import TTFont
+
+from proxygml.data import ImageList, glyphs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROXYGML_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def halves(cache_folder):
+    return glyphs.load()
+
+
+def characters(images: ImageList) -> list[str]:
+    """The character of each class."""
+    return [chr(int(name.split()[0].removeprefix("U+"), 16)) for name in images.class_names]
+
+
+def drawing(images: ImageList, path: str) -> np.ndarray:
+    return images.pixels[list(images.paths).index(path)]
+
+
+def find(halves: tuple[ImageList, ImageList], character: str, face: str) -> np.ndarray:
+    path = f"U+{ord(character):04X}/{face}"
+    return next(drawing(half, path) for half in halves if path in half.paths)
+
+
+def rows_with_ink(pixels: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(pixels.max(axis=1) > 127)
+
+
+def recall_at_1(images: ImageList) -> float:
+    """Share of images whose nearest other image by the cosine of the raw pixels has the same label."""
+    vectors = images.pixels.reshape(len(images), -1).astype(np.float32)  # (M, size * size)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T  # (M, M)
+    np.fill_diagonal(cosines, -1)
+    return float((images.labels[cosines.argmax(axis=1)] == images.labels).mean())
+
+
+def test_about_1240_classes_and_16800_images_are_split_in_two_equal_halves(halves):
+    train, test = halves
+    classes = [len(half.class_names) for half in halves]
+    assert 1200 <= sum(classes) <= 1280
+    assert abs(classes[0] - classes[1]) <= 1
+    assert 16_300 <= len(train) + len(test) <= 17_300
+    for half in halves:
+        assert half.pixels.shape == (len(half), 32, 32)
+        assert half.pixels.dtype == np.uint8
+
+
+def test_no_character_and_no_image_is_in_both_halves(halves):
+    train, test = halves
+    assert not set(train.class_names) & set(test.class_names)
+    assert not set(train.paths) & set(test.paths)
+    assert len(set(train.paths)) == len(train)
+    assert len(set(test.paths)) == len(test)
+
+
+def test_labels_paths_and_class_names_tell_of_the_same_character(halves):
+    for half in halves:
+        for path, label in zip(half.paths, half.labels, strict=True):
+            assert half.class_names[label].split()[0] == path.split("/")[0]
+    names = halves[0].class_names + halves[1].class_names
+    assert "U+0041 LATIN CAPITAL LETTER A" in names
+
+
+def test_a_class_has_an_image_in_each_face_whose_table_lists_it_and_in_twelve_at_least(halves):
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    listed = {}
+    for face in glyphs.FACES:
+        with TTFont(folder / f"{face}.ttf", lazy=True) as font:
+            listed[face] = set(font.getBestCmap())
+    for half in halves:
+        drawn = {character: set() for character in characters(half)}
+        for path in half.paths:
+            code_point, face = path.split("/")
+            drawn[chr(int(code_point.removeprefix("U+"), 16))].add(face)
+        for character, faces in drawn.items():
+            assert faces == {face for face in glyphs.FACES if ord(character) in listed[face]}, character
+            assert len(faces) >= 12
+
+
+def test_no_two_classes_share_a_drawing_in_any_face(halves):
+    seen = {}
+    for half in halves:
+        for path, pixels in zip(half.paths, half.pixels, strict=True):
+            character, face = path.split("/")
+            other = seen.setdefault((face, pixels.tobytes()), character)
+            assert other == character, f"{character} and {other} look the same in {face}"
+
+
+@pytest.mark.parametrize(
+    ("kept", "left_out"),
+    [("A", "\u0391\u0410"), ("o", "\u03bf\u043e"), ("\u00c5", "\u212b"), ("K", "\u039a\u212a"), ("\u03a9", "\u2126")],
+    ids=["A", "o", "A-ring", "K", "Omega"],
+)
+def test_of_characters_that_look_the_same_the_lowest_code_point_is_kept(halves, kept, left_out):
+    everything = set(characters(halves[0]) + characters(halves[1]))
+    assert kept in everything
+    assert not set(left_out) & everything
+
+
+def test_every_class_is_a_letter_and_no_modifier_letter(halves):
+    everything = characters(halves[0]) + characters(halves[1])
+    assert all(character.isalpha() for character in everything)
+    assert not {"\u02b0", "\u02c8", "1", "+"} & set(everything)  # raised h, stress mark
+
+
+def test_every_image_shows_ink_and_next_to_none_reaches_the_border(halves):
+    pixels = np.concatenate([half.pixels for half in halves])  # (M, 32, 32)
+    assert (pixels.max(axis=(1, 2)) > 127).all()
+    border = np.concatenate([pixels[:, 0], pixels[:, -1], pixels[:, :, 0], pixels[:, :, -1]], axis=1)
+    assert (border.max(axis=1) > 0).mean() < 0.005
+
+
+def test_drawings_on_which_coincidence_is_decided_are_not_cut_off():
+    for face in glyphs.FACES:
+        font = glyphs._font(face, glyphs.DRAWN_SIZE)
+        for code_point in sorted(set(glyphs._classes()) & glyphs._characters(face)):
+            left, top, right, bottom = glyphs._draw(code_point, font).getbbox()
+            assert min(left, top) > 0, (face, chr(code_point))
+            assert max(right, bottom) < glyphs.DRAWN_SIZE, (face, chr(code_point))
+
+
+@pytest.mark.parametrize("face", ["DejaVuSans", "DejaVuSerif-Bold", "STIXGeneral"])
+def test_letters_stand_on_one_baseline_at_one_scale_and_in_the_middle(halves, face):
+    small, capital, descending = (rows_with_ink(find(halves, character, face)) for character in "xHp")
+    assert abs(small[-1] - capital[-1]) <= 1
+    assert descending[-1] >= small[-1] + 3
+    assert len(capital) >= len(small) + 3
+    columns = np.flatnonzero(find(halves, "H", face).max(axis=0))
+    assert abs(columns[0] - (31 - columns[-1])) <= 1
+
+
+def test_another_process_renders_the_same_bytes_without_pyplot(tmp_path):
+    code = (
+        "import sys; from proxygml.data import glyphs\n"
+        "assert 'matplotlib' not in sys.modules, 'the import of glyphs alone must not import matplotlib'\n"
+        "glyphs.load(size=16); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    environment = os.environ | {"PROXYGML_CACHE": str(tmp_path), "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    glyphs._classes.cache_clear()
+    pixels, code_points, faces = glyphs._render(16)
+    with np.load(next(tmp_path.glob("glyphs-16-*.npz"))) as stored:
+        assert stored["pixels"].tobytes() == pixels.tobytes()
+        assert stored["code_points"].tolist() == code_points.tolist()
+        assert stored["faces"].tolist() == faces.tolist()
+
+
+def test_fewer_classes_are_the_beginning_of_more(halves):
+    for few, many, everything in zip(glyphs.load(classes=5), glyphs.load(classes=40), halves, strict=True):
+        assert len(few.class_names) == 5
+        assert few.class_names == many.class_names[:5]
+        assert many.class_names == everything.class_names[:40]
+        assert list(few.paths) == list(everything.paths[: len(few)])
+        np.testing.assert_array_equal(few.pixels, everything.pixels[: len(few)])
+        np.testing.assert_array_equal(few.labels, everything.labels[: len(few)])
+
+
+def test_all_classes_can_be_asked_for_by_number(halves):
+    most = min(len(half.class_names) for half in halves)
+    train, test = glyphs.load(classes=most)
+    assert len(train.class_names) == len(test.class_names) == most
+    with pytest.raises(ValueError, match=f"at most {most} classes.*got {most + 1}"):
+        glyphs.load(classes=most + 1)
+
+
+def test_classes_and_paths_are_the_same_for_every_size(halves):
+    for small, usual in zip(glyphs.load(size=16), halves, strict=True):
+        assert small.pixels.shape[1:] == (16, 16)
+        assert small.class_names == usual.class_names
+        assert list(small.paths) == list(usual.paths)
+
+
+@pytest.mark.parametrize("size", [0, 7, 257])
+def test_a_size_out_of_range_is_an_error_that_names_the_range(size):
+    with pytest.raises(ValueError, match=f"8 to 256 pixels, got {size}"):
+        glyphs.load(size=size)
+
+
+@pytest.mark.parametrize("classes", [-1, 0, 1])
+def test_fewer_than_two_classes_are_an_error(classes):
+    with pytest.raises(ValueError, match=f"at least 2 classes.*got {classes}"):
+        glyphs.load(classes=classes)
+
+
+def test_a_second_call_reads_the_cache(halves, monkeypatch):
+    def refuse(size: int) -> None:
+        raise AssertionError("rendered although a cache file is there")
+
+    monkeypatch.setattr(glyphs, "_render", refuse)
+    for again, before in zip(glyphs.load(), halves, strict=True):
+        assert again.pixels.tobytes() == before.pixels.tobytes()
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": lambda path: path.write_bytes(path.read_bytes().replace(path.read_bytes()[5000:5016], b"\0" * 16, 1)),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a zip file"),
+    "other arrays": lambda path: np.savez(path, pixels=np.zeros((3, 8, 8))),
+    "other size": lambda path: np.savez(path, pixels=np.zeros((2, 9, 9)), code_points=[65, 66], faces=[0, 0]),
+    "pickled": lambda path: np.savez(path, pixels=np.array([{}]), code_points=[65], faces=[0]),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_a_broken_cache_file_is_rendered_again_and_repaired(damage):
+    before = glyphs.load(size=8, classes=20)
+    path = glyphs._cache_path(8)
+    DAMAGES[damage](path)
+    after = glyphs.load(size=8, classes=20)
+    for one, other in zip(before, after, strict=True):
+        assert one.pixels.tobytes() == other.pixels.tobytes()
+        assert one.class_names == other.class_names
+    assert glyphs._read(path, 8)[0].shape[1:] == (8, 8)
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once_and_does_no_harm(tmp_path, monkeypatch):
+    usual = glyphs.load(size=8, classes=20)
+    occupied = tmp_path / "file"
+    occupied.touch()
+    monkeypatch.setenv("PROXYGML_CACHE", str(occupied / "cache"))
+    with pytest.warns(UserWarning, match="PROXYGML_CACHE") as caught:
+        first = glyphs.load(size=8, classes=20)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = glyphs.load(size=8, classes=20)
+    for one, other, expected in zip(first, second, usual, strict=True):
+        assert one.pixels.tobytes() == other.pixels.tobytes() == expected.pixels.tobytes()
+
+
+def test_writing_leaves_one_file_for_each_size(cache_folder, halves):
+    glyphs.load(size=8)
+    names = [path.name for path in cache_folder.iterdir()]
+    assert all(name.startswith("glyphs-") and name.endswith(".npz") for name in names)
+    sizes = [name.split("-")[1] for name in names]
+    assert len(set(sizes)) == len(sizes)
+
+
+def test_the_cache_lies_in_the_users_cache_folder_unless_told_otherwise(monkeypatch, tmp_path):
+    monkeypatch.delenv("PROXYGML_CACHE")
+    assert glyphs._cache_path(32).parent == Path(platformdirs.user_cache_dir("proxygml"))
+    monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path))
+    assert glyphs._cache_path(32).parent == tmp_path
+
+
+def test_neighbors_by_raw_pixels_are_right_for_a_half_to_five_sixths_of_the_images():
+    _, test = glyphs.load(classes=300)
+    assert 0.50 <= recall_at_1(test) <= 0.85

@@ -1,0 +1,61 @@
+"""Files of MATLAB 5, compared with scipy, which wrote them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import loadmat, savemat
+
+from proxygml.data import mat
+from tests.data.conftest import genuine
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_scipy_writes_is_read(tmp_path: Path, packed: bool) -> None:
+    rows = np.empty((1, 2), dtype=[("name", object), ("box", object)])
+    rows[0, 0], rows[0, 1] = ("owl é 猫", np.arange(6).reshape(2, 3)), ("", np.array([[2.5]]))
+    cells = np.empty((2, 2), object)
+    cells[:] = [["a", np.array([[1, 2]], np.uint8)], [np.array(["x", "y"]), np.eye(2, dtype=np.float32)]]
+    more = {"number": -7, "many": np.array(["ab", "cd", "ef"]), "nothing": np.empty((0, 0)), "complex": 1 + 2j}
+    savemat(tmp_path / "a.mat", {"rows": rows, "cells": cells, **more}, do_compression=packed)
+    found = mat.read(tmp_path / "a.mat")
+    assert found["rows"] == {"name": [["owl é 猫"], []], "box": [[0, 3, 1, 4, 2, 5], [2.5]]}  # column by column
+    assert found["cells"] == [["a"], ["x", "y"], [1, 2], [1, 0, 0, 1]]
+    assert (found["number"], found["many"], found["nothing"], found["complex"]) == ([-7], ["ab", "cd", "ef"], [], [1])
+
+
+def test_the_genuine_annotations_are_what_scipy_reads() -> None:
+    file = genuine("annotations/Cars196") / "cars_annos.mat"
+    found, expected = mat.read(file), loadmat(file)
+    assert found["class_names"] == [name.tolist() for name in expected["class_names"].ravel()]
+    for field, values in found["annotations"].items():
+        assert values == [value.ravel().tolist() for value in expected["annotations"][field].ravel()], field
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda whole: b"", "does not begin"),
+        (lambda whole: whole[:150], "ends within|ends before"),
+        (lambda whole: whole[:132] + b"\xff\xff\xff\x7f" + whole[136:], "ends before 2,147,483,647 bytes"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage, said: str) -> None:
+    savemat(tmp_path / "a.mat", {"number": np.arange(9)})
+    (tmp_path / "a.mat").write_bytes(damage((tmp_path / "a.mat").read_bytes()))
+    with pytest.raises(ValueError, match=said):
+        mat.read(tmp_path / "a.mat")
+
+
+def test_arrays_that_swell_or_lie_in_each_other_without_end_are_refused(tmp_path: Path) -> None:
+    savemat(tmp_path / "large.mat", {"zeros": np.zeros(2**22)}, do_compression=True)
+    with pytest.raises(ValueError, match="more than 33,554,432 bytes"):
+        mat.read(tmp_path / "large.mat")
+    cell = np.ones(1)
+    for _ in range(20):
+        outer = np.empty((1, 1), object)
+        outer[0, 0] = cell
+        cell = outer
+    savemat(tmp_path / "deep.mat", {"cell": cell})
+    with pytest.raises(ValueError, match="more than 10 deep"):
+        mat.read(tmp_path / "deep.mat")

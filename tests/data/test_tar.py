@@ -1,0 +1,186 @@
+"""Images in tar files: listed without unpacking, read where they lie, streamed without loss or repetition."""
+
+import io
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from proxygml import data
+from proxygml.data import sampling, tar
+from proxygml.data.check import find_problems
+from proxygml.training import build, trainer
+from proxygml.training.loop import TrainingLoop
+from proxygml.training.presets import GLYPHS
+
+
+def add(archive: tarfile.TarFile, name: str, contents: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(contents)
+    archive.addfile(member, io.BytesIO(contents))
+
+
+def picture(shade: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (shade, 255 - shade, 90)).save(file, format="png")
+    return file.getvalue()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three files with images of eight classes, four each; the class as text or as JSON."""
+    for number in range(3):
+        with tarfile.open(tmp_path / f"part-{number}.tar", "w") as archive:
+            for image in range(number, 32, 3):
+                kind = f"kind {image % 8}"
+                if image % 2:
+                    add(archive, f"some/{image:03d}.json", f'{{"label": "{kind}", "more": 1}}'.encode())
+                    add(archive, f"some/{image:03d}.png", picture(7 * image))
+                else:
+                    add(archive, f"{image:03d}.PNG", picture(7 * image))
+                    add(archive, f"{image:03d}.cls", f"{kind}\n".encode())
+                add(archive, f"{image:03d}.seg.txt" if not image % 2 else f"some/{image:03d}.txt", b"of no use here")
+    return tmp_path
+
+
+def test_all_images_are_listed_with_their_classes_and_read_where_they_lie(shards: Path) -> None:
+    both = data.load("tar", shards)
+    assert [len(images) for images in both] == [16, 16]
+    names = [name for images in both for name in images.class_names]
+    assert sorted(names) == [f"kind {number}" for number in range(8)]
+    for images in both:
+        for index, path in enumerate(images.paths):
+            number = int(path.split("@")[0].split("/")[-1].split(".")[0])
+            assert images.class_names[images.labels[index]] == f"kind {number % 8}"
+            with images.open(index) as image:
+                assert image.getpixel((0, 0)) == (7 * number, 255 - 7 * number, 90)
+        assert find_problems(images, decode=True) == []
+    alone, _ = data.load("tar", shards / "part-0.tar", test_fraction=0.25)
+    assert {path.split("/")[0] for path in alone.paths} == {"part-0.tar"}
+
+
+def test_a_network_trains_on_them(shards: Path, tmp_path: Path) -> None:
+    recipe = GLYPHS.changed(
+        {"dataset": "tar", "data": str(shards), "image_size": 16, "held_out": 0.0, "epochs": 1, "ratio": 1.0}
+        | {"baselines": False, "workers": 2, "batch_size": 5, "cache": str(tmp_path / "cache")}
+    )
+    run = trainer.train(recipe, tmp_path / "run")
+    assert run.scores["trained"]["images"] == 16
+    assert not (tmp_path / "cache").exists()  # as presets for photos ask for one
+
+
+def test_processes_and_their_workers_together_read_every_image_once(shards: Path) -> None:
+    images, _ = data.load("tar", shards)
+    recipe = GLYPHS.changed({"dataset": "tar", "data": str(shards), "image_size": 8, "batch_size": 5, "workers": 2})
+    batches = build.draw_batches(recipe, images.labels, nn.Identity(), epoch=0)
+    read: list[int] = []
+    for rank in range(2):
+        process = SimpleNamespace(global_rank=rank, world_size=2, device=torch.device("cpu"))
+        loop = cast(TrainingLoop, SimpleNamespace(recipe=recipe, images=images, fabric=process))
+        for pixels, _ in TrainingLoop._load(loop, batches, epoch=0):
+            read += (pixels[:, 0, 0, 0] // 7).tolist()  # by their shade of red
+    assert sorted(read) == sorted(int(re.search(r"(\d+)\.png@", path, re.I).group(1)) for path in images.paths)
+
+
+@pytest.mark.parametrize(
+    ("member", "contents", "message"),
+    [
+        ("lost.png", picture(1), "lost lacks a class"),
+        ("lost.cls", b"kind 1", "lost lacks an image"),
+        ("wrong.json", b'{"kind": 1}', "expected a class, as text or as"),
+        ("empty.cls", b" \n", "expected a class, got nothing"),
+        ("long.cls", b"a" * 70_000, "too many for a class"),
+    ],
+)
+def test_a_member_that_is_wrong_is_named(shards: Path, member: str, contents: bytes, message: str) -> None:
+    with tarfile.open(shards / "part-3.tar", "w") as archive:
+        add(archive, member, contents)
+    with pytest.raises(ValueError, match=rf"part-3.tar: .*{message}"):
+        data.load("tar", shards)
+
+
+def test_files_that_are_cut_short_or_missing_are_told(shards: Path, tmp_path: Path) -> None:
+    images, _ = data.load("tar", shards)
+    whole = (shards / "part-2.tar").read_bytes()
+    (shards / "part-2.tar").write_bytes(whole[:700])
+    problems = find_problems(images, decode=True)
+    assert problems
+    assert all(problem.path.startswith("part-2.tar/") for problem in problems)
+    with pytest.raises(ValueError, match="no whole tar file"):
+        data.load("tar", shards)
+    with pytest.raises(FileNotFoundError, match="no tar files in"):
+        data.load("tar", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("images", [1, 2, 33, 5000, 20_001])
+def test_a_stream_has_every_image_once_and_few_places_at_a_time(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "RUN", 100)
+    monkeypatch.setattr(sampling, "WINDOW", 4)
+    orders = [np.concatenate(sampling.streamed(images, 32, seed=1, epoch=epoch)) for epoch in (0, 1)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(images))
+    assert images < 33 or not np.array_equal(*orders)
+    again = np.concatenate(sampling.streamed(images, 32, seed=1, epoch=0))
+    assert np.array_equal(orders[0], again)
+    for start in range(0, images, 400):
+        assert len(np.unique(orders[0][start : start + 400] // 100)) <= 8  # two windows at most
+    parts = [np.array_split(batch, 3) for batch in sampling.streamed(images, 32, seed=1, epoch=0)]
+    assert np.array_equal(np.sort(np.concatenate([rows for part in parts for rows in part])), np.arange(images))
+
+
+def test_a_second_start_reads_the_listing_of_the_first(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = data.load("tar", shards)
+
+    def never(file: Path) -> None:
+        pytest.fail(f"{file} was listed again")
+
+    monkeypatch.setattr(tar, "_samples", never)
+    for before, after in zip(first, data.load("tar", shards), strict=True):
+        assert list(after.paths) == list(before.paths)
+        assert after.class_names == before.class_names
+        np.testing.assert_array_equal(after.labels, before.labels)
+
+
+def test_a_tar_that_has_changed_is_listed_anew(shards: Path) -> None:
+    before = sum(map(len, data.load("tar", shards)))
+    with tarfile.open(shards / "part-0.tar", "a") as archive:
+        add(archive, "new.png", picture(1))
+        add(archive, "new.cls", b"kind 9")
+    both = data.load("tar", shards)
+    assert sum(map(len, both)) == before + 1
+    assert "kind 9" in [name for images in both for name in images.class_names]
+
+
+@pytest.mark.parametrize("damage", [lambda kept: kept[:-20], lambda kept: b"", lambda kept: b"PK" + kept[2:200]])
+def test_a_damaged_listing_is_made_again(shards: Path, own_cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    before = data.load("tar", shards)
+    for kept in (own_cache / "tar").glob("*.npz"):
+        kept.write_bytes(damage(kept.read_bytes()))
+    for one, other in zip(before, data.load("tar", shards), strict=True):
+        assert list(one.paths) == list(other.paths)
+
+
+def test_without_a_place_for_the_listing_it_is_made_every_time(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "a file"))
+    assert [len(images) for images in data.load("tar", shards)] == [16, 16]
+
+
+def test_a_folder_may_be_called_like_a_tar_file_and_a_tar_file_not_otherwise(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "all.tar"
+    folder.mkdir()
+    (shards / "part-0.tar").rename(folder / "part-0.tar")
+    for images in data.load("tar", folder):
+        assert find_problems(images, decode=True) == []
+    with pytest.raises(FileNotFoundError, match=r"expected some whose names end in \.tar"):
+        data.load("tar", (folder / "part-0.tar").rename(folder / "part-0.wds"))

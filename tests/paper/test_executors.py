@@ -1,0 +1,163 @@
+"""Runs on a cluster find what they find on this machine: on Ray's own processes, and with stand-ins for SLURM."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from proxygml.cli import main
+from proxygml.paper import running
+from proxygml.paper.executors import Executor, on_slurm
+from proxygml.paper.processes import finished
+from proxygml.paper.settings import SETTINGS
+from proxygml.training.recipe import Recipe
+
+RESULTS = Path("runs/quick/lambda/glyphs.json")
+STAND_INS = {  # for a cluster of one machine, on which the jobs of an array run one after another
+    "sbatch": """
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$1")
+export SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+(sleep 1; for i in $(seq 0 $last); do SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$i bash "$1"; done) > /dev/null 2>&1 &
+echo Submitted batch job 7""",
+    "srun": """
+while [[ $1 == --* ]]; do if [[ $1 == --unbuffered ]]; then shift; else shift 2; fi; done
+exec "$@" """,
+    "sacct": """
+echo 'JobID|State|NodeList'
+for i in 0 1 2; do echo "7_$i|RUNNING|here"; done""",
+    "scancel": """
+echo "$@" >> "$CANCELLED" """,
+}
+
+
+def known() -> list[tuple]:
+    """What the runs so far have found, without times."""
+    runs = running.load_runs(RESULTS)
+    found = [(run["fingerprint"], run["scores"], [point["recall@1"] for point in run["curve"]]) for run in runs]
+    return sorted(found, key=lambda run: run[0])
+
+
+def workers(folder: Path) -> list[int]:
+    """Ray's processes that are at work on a run in this folder."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if _works_in(pid, folder)]
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    try:
+        process = Path(f"/proc/{pid}")
+        return (process / "cmdline").read_bytes().startswith(b"ray::attempt") and (process / "cwd").samefile(folder)
+    except OSError:  # it has ended
+        return False
+
+
+def an_epoch_is_done() -> bool:
+    try:
+        return any(log.stat().st_size for log in Path("runs/quick").glob("*/log.jsonl"))
+    except FileNotFoundError:  # of a run that has just been finished
+        return True
+
+
+@pytest.mark.timeout(600)
+def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # they would wait for whatever else is tested at the same time
+    some = ["paper", "lambda", "--quick", "--only", "lambda 0", "lambda 0.3", "lambda 1"]
+    command = [sys.executable, "-m", "proxygml", *some, "--executor", "ray"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not an_epoch_is_done() or not (at_work := workers(tmp_path / "ray")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    os.kill(at_work[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    on_ray, by = known(), {run["made_by"]["executor"] for run in running.load_runs(RESULTS)}
+    assert by == {"ray"}
+
+    monkeypatch.chdir(tmp_path / "here")
+    main.main(some)
+    assert on_ray == known()
+    assert len(on_ray) == 3
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for SLURM's commands; the file in which they keep what was canceled."""
+    (tmp_path / "bin").mkdir()
+    for name, script in STAND_INS.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("CANCELLED", str(tmp_path / "canceled"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    return tmp_path / "canceled"
+
+
+def score(recipe: Recipe, folder: Path) -> dict:
+    if recipe.seed == 1:
+        raise ValueError("this seed is refused")
+    return {"product": recipe.seed * recipe.epochs, "folder": str(folder)}
+
+
+def seeds(count: int) -> dict[str, Recipe]:
+    return {f"run {seed}": SETTINGS["glyphs"].recipe.changed({"seed": seed}) for seed in range(count)}
+
+
+def test_slurm_jobs_of_one_array_give_back_what_they_found_or_why_they_failed(slurm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    recipes, found = seeds(3), {}
+    runs = finished(recipes, score, work=tmp_path / "work", executor=Executor("slurm"), progress=lambda *_: None)
+    with pytest.raises(ValueError, match="1 of 3 runs failed, first proxygml with seed 1: this seed is refused"):
+        found.update(runs)
+    assert {name: run["product"] for name, run in found.items()} == {"run 0": 0, "run 2": 2 * recipes["run 2"].epochs}
+    assert found["run 2"]["folder"] == str((tmp_path / "work/run 2").resolve())
+    assert found["run 2"]["made_by"]["executor"] == "slurm"
+    assert not slurm.exists()
+
+
+def test_slurm_jobs_are_canceled_when_the_command_is_stopped(slurm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(KeyboardInterrupt), on_slurm(score, seeds(3), tmp_path / "work"):
+        raise KeyboardInterrupt
+    assert slurm.read_text().split() == ["7_0", "7_1", "7_2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cost", "--executor", "ray"], "cost is measured on one machine: leave out --executor ray"),
+        (["lambda", "--executor", "ray", "--jobs", "2"], "--jobs is for this machine: ray starts as many runs"),
+        (["lambda", "--executor", "slurm"], "SLURM is not to be had here"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused_in_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main.main(["paper", "--quick", *arguments])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: ")
+    assert message in said
+
+
+def test_a_run_whose_process_ends_is_named(tmp_path: Path) -> None:
+    runs = finished(seeds(1), end, work=tmp_path, executor=Executor(jobs=1), progress=lambda *_: None)
+    with pytest.raises(
+        ValueError, match=r"1 of 1 runs failed, first proxygml with seed 0: it ended without a result \("
+    ):
+        list(runs)
+
+
+def end(recipe: Recipe, folder: Path) -> dict:
+    os._exit(1)

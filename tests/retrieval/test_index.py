@@ -1,0 +1,224 @@
+"""Both types of index: the same methods, the same results, compared with exact neighbors."""
+
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxygml.embeddings import Embeddings
+from proxygml.evaluation import neighbors
+from proxygml.retrieval import Hit, create_index, open_index
+from tests.retrieval.conftest import CLASSES, DIM, add_in_parts, random_embeddings
+
+EXACT = [("folder", "exact"), ("postgres", "exact")]
+APPROXIMATE = [("folder", "hnsw"), ("postgres", "hnsw"), ("folder", "ivf-pq")]
+
+
+def numbers(results: list[list[Hit]]) -> np.ndarray:
+    """The numbers in the paths of hits: (M, K)."""
+    return np.array([[int(Path(hit.path).stem) for hit in row] for row in results])
+
+
+@pytest.mark.parametrize(("storage", "kind"), EXACT)
+def test_exact_search_equals_evaluation(storage: str, kind: str, new_location) -> None:
+    items, queries = random_embeddings(700), random_embeddings(40, seed=1).vectors
+    index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+    assert index.add(items) == 700
+    results = index.search(queries, 9)
+    nearest, distances = neighbors(queries, items.vectors, count=9)
+    np.testing.assert_array_equal(numbers(results), nearest)
+    np.testing.assert_allclose([[hit.distance for hit in row] for row in results], distances, rtol=1e-6)
+    assert [[hit.label for hit in row] for row in results] == CLASSES[nearest % 3].tolist()
+    assert index.recall() == 1
+
+
+@pytest.mark.parametrize(("storage", "kind"), APPROXIMATE)
+def test_approximate_search_measures_its_recall(storage: str, kind: str, new_location) -> None:
+    items, queries = random_embeddings(1500), random_embeddings(100, seed=1).vectors
+    centers = 5 * random_embeddings(20, seed=2).vectors  # clusters, as of a trained network
+    items.vectors[:] += centers[np.arange(1500) % 20]
+    queries += centers[np.arange(100) % 20]
+    index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+    index.add(items)
+    index.refresh()
+    results = index.search(queries, 10)
+    nearest, _ = neighbors(queries, items.vectors, count=10)
+    recall = np.mean([len(np.intersect1d(*rows)) / 10 for rows in zip(numbers(results), nearest, strict=True)])
+    assert recall > 0.9
+    assert abs(index.recall() - recall) < 0.05
+    distances = np.array([[hit.distance for hit in row] for row in results])
+    assert (np.diff(distances, axis=1) >= 0).all()
+    expected = np.linalg.norm(items.vectors[numbers(results)] - queries[:, None], axis=2)
+    np.testing.assert_allclose(distances, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("storage", "kind"), [*EXACT, *APPROXIMATE])
+class TestEveryIndex:
+    def test_reopened_index_has_all_items(self, storage: str, kind: str, new_location) -> None:
+        location, items = new_location(storage), random_embeddings(500)
+        create_index(location, dim=DIM, model="m", kind=kind).add(items)
+        index = open_index(location)
+        assert (len(index), index.dim, index.model, index.kind) == (500, DIM, "m", kind)
+        assert index.contains(["/photos/3.jpg", "/photos/500.jpg"]) == {"/photos/3.jpg"}
+        assert set(index.class_names) == set(CLASSES)
+        blocks = list(index.blocks())
+        vectors, labels, paths = (
+            np.concatenate([getattr(block, name) for block in blocks]) for name in ("vectors", "labels", "paths")
+        )
+        order = [paths.tolist().index(path) for path in items.paths]
+        np.testing.assert_array_equal(vectors[order], items.vectors)
+        names = [blocks[0].class_name(label) for label in labels[order]]
+        assert names == [items.class_name(label) for label in items.labels]
+        assert {block.model for block in blocks} == {"m"}
+
+    def test_search_sees_later_changes(self, storage: str, kind: str, new_location) -> None:
+        location = new_location(storage)
+        index, other = create_index(location, dim=DIM, model="m", kind=kind), open_index(location)
+        items, later = random_embeddings(500), random_embeddings(30, seed=5, start=500)
+        index.add(items)
+        index.refresh()
+        assert index.search(items.vectors[7:8], 1)[0][0].path == "/photos/7.jpg"
+        assert other.add(later) == 30
+        for opened in (index, other, open_index(location)):
+            (hits,) = opened.search(later.vectors[3:4], 1)
+            assert (hits[0].path, hits[0].distance) == ("/photos/503.jpg", 0)
+        removed = ["/photos/503.jpg", "/photos/7.jpg"]
+        assert other.remove(removed) == 2
+        for opened in (index, other, open_index(location)):
+            assert len(opened) == 528
+            for hits in opened.search(np.stack([later.vectors[3], items.vectors[7]]), 5):
+                assert len(hits) == 5
+                assert not set(removed) & {hit.path for hit in hits}
+
+    def test_paths_are_unique(self, storage: str, kind: str, new_location) -> None:
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        items = random_embeddings(4)
+        items.paths[3] = items.paths[0]
+        assert index.add(items) == 3
+        assert index.add(random_embeddings(4)) == 1
+        assert index.search(items.vectors[:1], 1)[0][0].distance == 0  # the first of two stays
+        changed = random_embeddings(1, seed=9)
+        index.remove(["/photos/0.jpg"])
+        assert index.add(changed) == 1
+        assert index.search(changed.vectors, 1)[0][0] == Hit("/photos/0.jpg", "crow", 0.0)
+        assert len(index) == 4
+
+    def test_search_in_few_items(self, storage: str, kind: str, new_location) -> None:
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        items = random_embeddings(3)
+        assert index.search(items.vectors[:2], 5) == [[], []]
+        assert index.recall() == 1
+        index.add(items)
+        assert [len(row) for row in index.search(items.vectors[:2], 5)] == [3, 3]
+        assert index.search(items.vectors[:0], 5) == []
+        assert index.add(random_embeddings(0)) == 0
+
+    def test_equal_vectors_are_all_found(self, storage: str, kind: str, new_location) -> None:
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        items = random_embeddings(600)
+        items.vectors[:] = 0.5
+        index.add(items)
+        index.refresh()
+        (hits,) = index.search(items.vectors[:1], 20)
+        assert len({hit.path for hit in hits}) == 20
+        assert {hit.distance for hit in hits} == {0}
+        assert index.recall() == 1
+
+    def test_wrong_vectors_are_refused(self, storage: str, kind: str, new_location, monkeypatch) -> None:
+        monkeypatch.setattr("proxygml.retrieval.validation.BLOCK_ROWS", 10)
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index.add(random_embeddings(5))
+        for wrong, message in [
+            (random_embeddings(3, dim=5), r"expected real vectors \(M, 12\), as in .*, got float32 \(3, 5\)"),
+            (random_embeddings(3, model="n"), "has vectors of model m, these are of model n: embed them with the same"),
+            (random_embeddings(3, model=""), "these are of an unknown model"),
+            (
+                Embeddings(np.ones((1, DIM)), np.zeros(1, int), np.array(["a\udce9.jpg"]), model="m"),
+                "expected paths in valid Unicode",
+            ),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                index.add(wrong)
+        for value in (np.nan, np.inf, 1e30):
+            wrong = random_embeddings(40, start=5)
+            wrong.vectors[33] = value
+            with pytest.raises(ValueError, match=r"expected finite vectors .* 1 of 10 are not, first row 3"):
+                index.add(wrong)
+        with pytest.raises(ValueError, match=r"does not contain 1 of 2 paths, first /photos/6.jpg"):
+            index.remove(["/photos/0.jpg", "/photos/6.jpg"])
+        assert len(index) == 5
+        assert len(index.search(random_embeddings(1).vectors, 9)[0]) == 5
+
+    def test_wrong_queries_are_refused(self, storage: str, kind: str, new_location) -> None:
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        for wrong in (np.ones(DIM), np.ones((2, 3)), np.array([["a"] * DIM]), np.full((1, DIM), np.nan)):
+            with pytest.raises(ValueError, match=r"expected (finite|real) vectors"):
+                index.search(wrong, 1)
+        with pytest.raises(ValueError, match="expected to find 1 item or more, got 0"):
+            index.search(np.ones((1, DIM)), 0)
+
+    def test_half_precision_memory_map(self, storage: str, kind: str, new_location, tmp_path: Path) -> None:
+        items = random_embeddings(600)
+        np.save(tmp_path / "vectors.npy", items.vectors.astype(np.float16))
+        mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        assert index.add(Embeddings(mapped, items.labels, items.paths, CLASSES, "m")) == 600
+        assert [row[0].path for row in index.search(mapped[:3], 1)] == items.paths[:3].tolist()
+
+    def test_similarity_of_unit_vectors(self, storage: str, kind: str, new_location) -> None:
+        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        unit = random_embeddings(5)
+        unit.vectors[:] /= np.linalg.norm(unit.vectors, axis=1, keepdims=True)
+        index.add(unit)
+        assert index.metadata["unit_length"] == "1"
+        (hits,) = index.search(unit.vectors[:1], 5)
+        cosines = dict(zip(unit.paths, unit.vectors @ unit.vectors[0], strict=True))
+        assert [hit.similarity for hit in hits] == pytest.approx([cosines[hit.path] for hit in hits], abs=1e-6)
+        index.add(random_embeddings(5, start=5))
+        assert index.metadata["unit_length"] == "0"
+
+    def test_metadata_and_model(self, storage: str, kind: str, new_location, tmp_path: Path) -> None:
+        location = new_location(storage)
+        index = create_index(location, dim=DIM, model=f"{storage}-{kind}", kind=kind)
+        assert index.model_folder() is None
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "best.pt").write_bytes(b"\x00weights")
+        (tmp_path / "run" / "recipe.json").write_text("{}")
+        index.save_model(tmp_path / "run")
+        index.set_metadata("source", "birds")
+        reopened = open_index(location)
+        assert (reopened.model_folder() / "best.pt").read_bytes() == b"\x00weights"
+        assert (reopened.model_folder() / "recipe.json").read_text() == "{}"
+        assert reopened.metadata["source"] == "birds"
+
+    def test_existing_index_is_not_replaced(self, storage: str, kind: str, new_location) -> None:
+        location = new_location(storage)
+        create_index(location, dim=DIM, model="m", kind=kind).add(random_embeddings(3))
+        with pytest.raises(FileExistsError, match="exists already"):
+            create_index(location, dim=DIM, model="m", kind=kind)
+        assert len(open_index(location)) == 3
+
+    def test_other_schema_is_refused(self, storage: str, kind: str, new_location) -> None:
+        location = new_location(storage)
+        index = create_index(location, dim=DIM, model="m", kind=kind)
+        index.set_metadata("schema_version", "9")
+        index.set_metadata("version", "9.0")
+        with pytest.raises(ValueError, match=r"was written by proxygml 9.0, this is .*: update proxygml"):
+            open_index(location)
+
+
+@pytest.mark.parametrize(("storage", "kind"), [("folder", "hnsw"), ("postgres", "exact")])
+def test_two_processes_add_the_same_items(storage: str, kind: str, new_location) -> None:
+    location = new_location(storage)
+    index = create_index(location, dim=DIM, model="m", kind=kind)
+    with get_context("spawn").Pool(2) as pool:
+        added = pool.starmap(add_in_parts, [(location, False), (location, True)])
+    assert sum(added) == len(index) == 1000
+    items, stored = random_embeddings(1000), {}
+    for block in index.blocks():
+        stored |= dict(zip(block.paths, block.vectors, strict=True))
+    np.testing.assert_array_equal([stored[path] for path in items.paths], items.vectors)
+    index.refresh()
+    nearest = [row[0].path for row in index.search(items.vectors, 1)]
+    assert np.mean(nearest == items.paths) >= (1 if kind == "exact" else 0.98)  # a graph may miss some

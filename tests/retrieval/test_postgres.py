@@ -1,0 +1,98 @@
+"""An index in PostgreSQL: URLs, limits, a missing server, shared databases."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxygml.embeddings import Embeddings
+from proxygml.retrieval import PostgresIndex, open_index
+from proxygml.retrieval.postgres import suggest_kind
+from proxygml.retrieval.url import IndexURL
+
+
+def test_url_names_an_index_and_hides_its_password() -> None:
+    url = IndexURL.parse("postgresql://anna:secret@host:5433/birds?host=/run/socket&index=my owls")
+    assert url.name == "my owls"
+    assert url.database == "postgresql://anna:secret@host:5433/birds?host=%2Frun%2Fsocket"
+    assert str(url) == "postgresql://anna@host:5433/birds?index=my owls"
+    assert IndexURL.parse("postgres://host/birds").name == "proxygml"
+    with pytest.raises(ValueError, match="expected \\?index= with a name of 1 to 63 letters"):
+        IndexURL.parse("postgresql://host/birds?index=")
+
+
+def test_missing_server_is_one_line_without_the_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(OSError, match="postgresql://anna@/birds") as caught:
+        open_index(f"postgresql://anna:secret@/birds?host={tmp_path}")
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_indexes_of_one_database_are_separate(new_database: str) -> None:
+    strange = f'{new_database}"; DROP SCHEMA public; --'
+    for url, vector in [(new_database, [1.0, 0]), (strange, [0, 1.0])]:
+        index = PostgresIndex.create(url, dim=2)
+        index.add(Embeddings(np.array([vector]), np.zeros(1, int), np.array(["'; DROP TABLE items; --"])))
+    assert [open_index(url).search(np.array([[1.0, 0]]), 1)[0][0].distance for url in (new_database, strange)] == [
+        0,
+        pytest.approx(2**0.5),
+    ]
+
+
+def test_missing_index(new_database: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no index at postgresql://.*: `proxygml index build` makes one"):
+        open_index(new_database)
+
+
+def test_limits_of_pgvector(new_database: str) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 2,000 dimensions for hnsw in PostgreSQL, got 2,001"):
+        PostgresIndex.create(new_database, dim=2001, kind="hnsw")
+    with pytest.raises(ValueError, match="among exact, hnsw, got 'ivf-pq'"):
+        PostgresIndex.create(new_database, dim=3, kind="ivf-pq")
+    wide = PostgresIndex.create(new_database, dim=2001)
+    wide.add(Embeddings(np.eye(3, 2001), np.zeros(3, int), np.array(["a", "b", "c"])))
+    assert wide.search(np.eye(3, 2001)[1:2], 1)[0][0].path == "b"
+    assert suggest_kind(10**9, 2001) == "exact"
+
+
+def test_graph_is_used(new_database: str) -> None:
+    index = PostgresIndex.create(new_database, dim=3, kind="hnsw")
+    index.add(Embeddings(np.eye(3), np.zeros(3, int), np.array(["a", "b", "c"])))
+    index.refresh()
+    index.refresh()  # exists already
+    with index._transaction() as connection:
+        connection.execute("SELECT set_config('enable_seqscan', 'off', true)")
+        plan = connection.execute("EXPLAIN SELECT id FROM items ORDER BY vector <-> '[1,0,0]' LIMIT 1").fetchall()
+    assert any("Index Scan using nearest" in line for (line,) in plan)
+
+
+def test_blocks_read_one_snapshot(new_database: str) -> None:
+    index = PostgresIndex.create(new_database, dim=3)
+    index.add(Embeddings(np.eye(3), np.arange(3), np.array(["a", "b", "c"])))
+    blocks = index.blocks()
+    first = next(blocks)
+    index.add(Embeddings(np.eye(3), np.arange(3) + 5, np.array(["d", "e", "f"])))
+    index.remove(["a"])
+    assert len(first.vectors) + sum(len(block.vectors) for block in blocks) == 3
+    assert len(index) == 5
+
+
+def test_shared_database_does_not_choose_where_files_go(
+    new_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "home" / "cache"))
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("best.pt", "recipe.json"):
+        (run / name).write_text(name)
+    index = PostgresIndex.create(new_database, dim=2, model="../../../outside")
+    index.save_model(run)
+    with index._transaction() as connection:
+        connection.execute("INSERT INTO model VALUES (%s, %b)", ["../../../.bashrc", b"harm"])
+        connection.execute("INSERT INTO model VALUES (%s, %b)", [str(tmp_path / "absolute"), b"harm"])
+    folder = open_index(new_database).model_folder()
+    assert sorted(file.name for file in folder.iterdir()) == ["best.pt", "recipe.json"]
+    assert (folder / "best.pt").read_text() == "best.pt"
+    assert folder.is_relative_to(tmp_path / "home" / "cache")
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "run"}

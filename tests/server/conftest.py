@@ -1,0 +1,102 @@
+"""Spaces to look at, the server that shows them, and the browser that looks."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from proxygml.embeddings import Embeddings
+from proxygml.server.server import create_app
+from proxygml.server.space import Space
+from proxygml.training.run import Run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with red, green and blue photos, four each, and vectors.npz, in which two photos stand wrongly.
+
+    The vectors of a class lie on an arc; red 3 lies among the green, green 3 among the blue.
+    """
+    angles, names = [], []
+    for number, color in enumerate(["red", "green", "blue"]):
+        for place in range(4):
+            path = tmp_path / "photos" / color / f"{place}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shade = [30, 30, 30]
+            shade[number] = 140 + 25 * place
+            Image.new("RGB", (300, 200), tuple(shade)).save(path)
+            moved = number + 1 if place == 3 and number < 2 else number
+            angles.append(moved + (0.05 if moved != number else 0.1 * place))
+            names.append(f"{color}/{place}.jpg")
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)  # (12, 2)
+    rows = Embeddings(vectors, np.repeat([0, 1, 2], 4), np.array(names), np.array(["red", "green", "blue"]))
+    rows.save(tmp_path / "vectors.npz")
+    return tmp_path
+
+
+@pytest.fixture
+def colors(photos: Path) -> Space:
+    """The photos, with a network that sees their mean color in the plane of red and green."""
+    loaded = Embeddings.load(photos / "vectors.npz")
+
+    def embed(image: Image.Image) -> np.ndarray:
+        mean = np.asarray(image.convert("RGB"), float).mean(axis=(0, 1))  # (3,)
+        angle = float(mean.argmax())
+        return np.array([np.cos(angle), np.sin(angle)])
+
+    def open_image(number: int) -> Image.Image:
+        return Image.open(photos / "photos" / str(loaded.paths[number]))
+
+    return Space("colors", loaded, open_image=open_image, embed_image=embed)
+
+
+@pytest.fixture
+def client(colors: Space) -> Iterator[TestClient]:
+    """A client of the page of the colors, once everything that begins by itself is done."""
+    with TestClient(create_app(colors), base_url="http://127.0.0.1:8765") as opened:
+        for job in opened.app.state.answers.jobs.values():
+            job.wait()
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def served_run(trained_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `proxygml browse RUN --split train`, in a process of its own."""
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(trained_run.folder, folder)
+    yield from served(folder, "--split", "train")
+
+
+def served(*arguments: object) -> Iterator[str]:
+    """The address that `proxygml browse` gives, until it is ended as with Ctrl-C."""
+    command = [sys.executable, "-m", "proxygml", "browse", *map(str, arguments), "--port", "0", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        try:
+            yield re.search(r"http://\S+", line)[0] if line else pytest.fail(process.stderr.read())
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    """Debian's Chromium, driven by Playwright; while it is there, no other event loop may run in this process."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,0 +1,197 @@
+"""What can be looked at: a run, an .npz of embeddings, an index."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml.data.splits import hold_out
+from proxygml.embeddings import Embeddings
+from proxygml.server.opening import embedder, open_space
+from proxygml.server.space import Space
+from proxygml.training import build, evaluator
+from proxygml.training.run import Run
+
+
+def opened(path: Path, *, split: str = "test", data: Path | None = None, told: list | None = None) -> Space:
+    def progress(what: str, done: int, total: int, note: str) -> None:
+        if told is not None:
+            told.append(what)
+
+    return open_space(str(path), split=split, data=data, progress=progress)
+
+
+@pytest.fixture
+def run(trained_run: Run, tmp_path: Path) -> Run:
+    """A run of one's own."""
+    shutil.copytree(trained_run.folder, tmp_path / "run")
+    return Run.open(tmp_path / "run")
+
+
+def test_a_run_is_embedded_once_and_kept_in_its_folder(run: Run) -> None:
+    told = []
+    first = opened(run.folder, told=told)
+    assert "embedding" in told
+    kept = Embeddings.load(run.folder / "embeddings-test.npz")
+    np.testing.assert_array_equal(kept.vectors, evaluator.embed_images(run, build.load_images(run.recipe)[1]).vectors)
+    told.clear()
+    again = opened(run.folder, told=told)
+    assert told == []
+    np.testing.assert_array_equal(again.vectors, first.vectors)
+
+
+def test_what_another_network_made_is_not_shown(run: Run) -> None:
+    opened(run.folder)
+    kept = Embeddings.load(run.folder / "embeddings-test.npz")
+    Embeddings(kept.vectors * 0, kept.labels, kept.paths, kept.class_names, "another").save(
+        run.folder / "embeddings-test.npz"
+    )
+    assert opened(run.folder).unit
+
+
+def test_the_images_of_a_run_are_its_own_and_an_upload_lands_on_itself(run: Run) -> None:
+    space = opened(run.folder)
+    images = build.load_images(run.recipe)[1]
+    for number in (0, 17, len(space) - 1):
+        np.testing.assert_array_equal(np.asarray(space.open_image(number)), np.asarray(images.open(number)))
+        vector = space.embed_image(images.open(number))
+        np.testing.assert_allclose(vector, space.vectors[number], atol=1e-5)
+        assert space.nearest(vector[None], 1)[0][0, 0] == number
+
+
+def test_proxies_are_those_of_the_checkpoint_with_the_names_of_their_classes(run: Run) -> None:
+    train = opened(run.folder, split="train")
+    images = build.load_images(run.recipe)[0]
+    kept, held_out = hold_out(images, run.recipe.held_out)
+    assert train.proxies.class_names == kept.class_names
+    np.testing.assert_array_equal(train.proxies.vectors, run.load_best()["loss"]["proxies"].numpy())
+    for number in range(len(train)):
+        own = train.subgraph_of(number).own_class
+        name = train.class_names[train.classes[number]]
+        assert (own is None) == (name in held_out.class_names)
+        if own is not None:
+            assert train.proxies.class_names[own] == name
+    test = opened(run.folder)
+    assert test.proxies.class_names == kept.class_names
+    assert test.subgraph_of(0).own_class is None
+    assert train.proxies.links == build.build_loss(run.recipe, len(kept.class_names)).links
+
+
+def test_a_run_whose_images_are_gone_is_shown_from_what_was_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(run.folder)
+
+    def gone(recipe: object) -> None:
+        raise FileNotFoundError("no photos")
+
+    monkeypatch.setattr(build, "load_images", gone)
+    with pytest.warns(UserWarning, match="are not there, only what was kept of them: no photos"):
+        space = opened(run.folder)
+    with pytest.raises(FileNotFoundError):
+        space.open_image(0)
+    assert space.proxies.class_names[0] == "training class 0"
+    (run.folder / "embeddings-test.npz").unlink()
+    with pytest.raises(FileNotFoundError, match="no photos"):
+        opened(run.folder)
+
+
+def test_a_folder_that_cannot_be_written_to_is_only_slower(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Embeddings, path: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Embeddings, "save", full)
+    with pytest.warns(UserWarning, match="could not be kept, the next time takes as long: no space left"):
+        assert len(opened(run.folder))
+
+
+def size_of(space: Space, number: int) -> tuple[int, int]:
+    with space.open_image(number) as image:
+        return image.size
+
+
+def test_an_npz_finds_its_images_beside_it_or_where_it_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = opened(photos / "vectors.npz", data=photos / "photos")
+    assert size_of(space, 0) == (300, 200)
+    assert space.embed_image is None
+    assert "without the network" in space.no_upload
+    assert opened(photos / "vectors.npz").open_image is None  # nothing there has such a path
+    shutil.move(photos / "vectors.npz", photos / "photos" / "vectors.npz")
+    assert size_of(opened(photos / "photos" / "vectors.npz"), 5) == (300, 200)
+    monkeypatch.chdir(photos / "photos")
+    assert size_of(opened(Path("vectors.npz")), 5) == (300, 200)
+
+
+def test_an_npz_that_was_sent_shows_no_file_outside_its_folder(photos: Path) -> None:
+    folder, secret = photos / "photos", photos / "secret.png"
+    Image.new("RGB", (5, 5)).save(secret)
+    (folder / "link.png").symlink_to(secret)
+    names = np.array(["red/0.jpg", "../secret.png", str(secret), "link.png", str(folder / "red/1.jpg")])
+    np.savez(folder / "sent.npz", vectors=np.eye(5), labels=np.arange(5), paths=names)
+    with pytest.warns(UserWarning, match="are not shown: name the folder that holds them with --data"):
+        space = opened(folder / "sent.npz")
+    assert size_of(space, 0) == size_of(space, 4) == (300, 200)
+    for number in (1, 2, 3):
+        with pytest.raises(PermissionError, match="lies outside"):
+            space.open_image(number)
+    with pytest.warns(UserWarning, match="are not shown"):  # ../secret.png
+        space = opened(folder / "sent.npz", data=photos)
+    assert size_of(space, 2) == (5, 5)
+
+
+def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "own.npz", vectors=np.eye(4, dtype=np.float16), labels=np.array(["wren", "crow", "wren", "jay"])
+    )
+    space = opened(tmp_path / "own.npz")
+    assert space.class_names == ["crow", "jay", "wren"]
+    assert (space.paths[2], space.open_image, space.proxies) == ("2", None, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "expected the folder of a run or of an index, or an .npz"),
+        (lambda path: path.write_text("hello"), "does not contain embeddings"),
+        (lambda path: np.savez(path.open("wb"), vectors=np.full((2, 2), np.nan), labels=np.arange(2)), "hold NaN"),
+        (lambda path: np.savez(path.open("wb"), vectors=np.empty((0, 2)), labels=np.arange(0)), "holds no vectors"),
+    ],
+    ids=["absent", "text", "NaN", "empty"],
+)
+def test_what_cannot_be_shown_is_one_line(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the files that this test leaves to be closed
+        make(tmp_path / "x.npz")
+        with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+            opened(tmp_path / "x.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_shows_what_it_holds_and_embeds_with_the_run_it_keeps(run: Run, tmp_path: Path) -> None:
+    index = pytest.importorskip("proxygml.retrieval", reason="the index is not here yet")
+    rows = evaluator.embed_images(run, build.load_images(run.recipe)[1])
+    with pytest.raises(FileNotFoundError, match="not an index"):
+        opened(tmp_path)
+    made = index.create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
+    with pytest.raises(ValueError, match="holds nothing yet"):
+        opened(tmp_path / "index")
+    made.add(rows)
+    space = opened(tmp_path / "index")
+    np.testing.assert_allclose(space.vectors, rows.vectors, atol=1e-6)
+    assert [space.class_names[c] for c in space.classes] == [rows.class_name(label) for label in rows.labels]
+    assert space.embed_image is None
+    made.save_model(run.folder)
+    space = opened(tmp_path / "index")
+    image = build.load_images(run.recipe)[1].open(3)
+    np.testing.assert_allclose(space.embed_image(image), rows.vectors[3], atol=1e-5)
+    assert space.subgraph_of(0).own_class is None
+
+
+def test_an_untrained_run_says_what_to_do(run: Run) -> None:
+    (run.folder / "best.pt").unlink()
+    with pytest.raises(FileNotFoundError, match="train it first"):
+        opened(run.folder)
+    with pytest.raises(FileNotFoundError, match="train it first"):
+        embedder(run)(None)

@@ -1,0 +1,199 @@
+"""The folder of a run and its checkpoints."""
+
+import os
+import re
+import struct
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxygml import files
+from proxygml.training.presets import GLYPHS
+from proxygml.training.run import Run, load_checkpoint
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", GLYPHS)
+
+
+def state(number: int) -> dict:
+    return {"epochs_done": number, "weights": torch.full((1000,), float(number)), "nested": {"names": ["a", "b"]}}
+
+
+def test_a_run_remembers_its_recipe_and_log(run: Run) -> None:
+    run.write_log([{"epoch": 1}, {"epoch": 2}])
+    again = Run.open(run.folder)
+    assert again.recipe == GLYPHS
+    assert again.log == [{"epoch": 1}, {"epoch": 2}]
+
+
+def test_a_half_written_line_of_the_log_is_left_out(run: Run) -> None:
+    (run.folder / "log.jsonl").write_text('{"epoch": 1}\n{"epo')
+    assert run.log == [{"epoch": 1}]
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(run: Run) -> None:
+    with pytest.raises(FileExistsError, match="is not empty: choose another --out, or continue with --resume"):
+        Run.create(run.folder, GLYPHS)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, run: Run) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no recipe.json in .*nothing"):
+        Run.open(tmp_path / "nothing")
+    (run.folder / "recipe.json").write_text('{"epochs": "many"}')
+    with pytest.raises(ValueError, match=r"recipe.json is not a recipe: expected epochs as int"):
+        _ = run.recipe
+    with pytest.raises(FileNotFoundError, match=r"no scores.json .*--resume"):
+        _ = run.scores
+    with pytest.raises(FileNotFoundError, match=r"no best.pt .*--resume"):
+        run.load_best()
+
+
+def test_the_newest_checkpoint_comes_back(run: Run) -> None:
+    assert run.load_last() is None
+    run.save_last(state(1))
+    run.save_last(state(2))
+    loaded = run.load_last()
+    assert loaded["epochs_done"] == 2
+    torch.testing.assert_close(loaded["weights"], state(2)["weights"])
+    assert loaded["nested"] == {"names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("place", [0, 0.02, 0.3, 0.5, 0.8, 0.999])
+@pytest.mark.parametrize("damage", ["truncated", "altered"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(run: Run, place: float, damage: str) -> None:
+    run.save_last(state(1))
+    run.save_last(state(2))
+    path = run.folder / "last.pt"
+    content = bytearray(path.read_bytes())
+    at = int(place * len(content))
+    if damage == "truncated":
+        content = content[:at]
+    else:
+        content[at : at + 40] = bytes(byte ^ 0x55 for byte in content[at : at + 40])
+    path.write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether there is one depends on where the damage is
+        loaded = run.load_last()
+    # Damage may also fall on the padding between records, which holds nothing.
+    assert loaded["weights"].equal(state(loaded["epochs_done"])["weights"])
+    assert loaded["epochs_done"] == 1 or damage == "altered"
+
+
+def test_an_altered_weight_is_noticed(run: Run) -> None:
+    run.save_last(state(1))
+    path = run.folder / "last.pt"
+    content = path.read_bytes()
+    one = struct.pack("<f", 1.0)
+    path.write_bytes(content.replace(one * 1000, one * 999 + struct.pack("<f", 1.5)))
+    assert path.read_bytes() != content
+    with pytest.raises(ValueError, match=r"last.pt is damaged: .* is altered"):
+        load_checkpoint(path)
+
+
+def test_a_missing_last_checkpoint_falls_back_to_the_previous_one(run: Run) -> None:
+    """As after a kill between the two renames."""
+    run.save_last(state(1))
+    (run.folder / "last.pt").rename(run.folder / "previous.pt")
+    assert run.load_last()["epochs_done"] == 1
+
+
+def test_two_damaged_checkpoints_are_an_error_and_not_a_fresh_start(run: Run) -> None:
+    run.save_last(state(1))
+    run.save_last(state(2))
+    for name in ("last.pt", "previous.pt"):
+        (run.folder / name).write_bytes(b"PK")
+    with (
+        pytest.warns(UserWarning, match=r"last.pt is damaged"),
+        pytest.raises(
+            ValueError, match=r"previous.pt is damaged: .*: remove .*last.pt and .*previous.pt, then --resume"
+        ),
+    ):
+        run.load_last()
+
+
+def test_a_damaged_first_checkpoint_lets_the_run_begin_again(run: Run) -> None:
+    run.save_last(state(1))
+    (run.folder / "last.pt").write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"last.pt is damaged.*the run begins again"):
+        assert run.load_last() is None
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(run: Run) -> None:
+    class Malicious:
+        def __reduce__(self):
+            return (print, ("pwned",))
+
+    torch.save({"model": Malicious()}, run.folder / "last.pt")
+    with pytest.raises(ValueError, match="holds more than weights"):
+        load_checkpoint(run.folder / "last.pt")
+
+
+def best(number: int) -> dict:
+    return {"model": {"weight": torch.full((50,), float(number)), "bias": torch.zeros(2)}, "epoch": 1}
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(run: Run) -> None:
+    """A sample of them, most in the directory at the file's end."""
+    run.save_best(best(1))
+    path, mark = run.folder / "best.pt", run.model_id
+    content = path.read_bytes()
+    directory = content.index(b"PK\x01\x02")
+    places = [*range(8 * directory, 8 * len(content), 13), *range(0, 8 * directory, 199)]
+    noticed = []
+    for place in places:
+        altered = bytearray(content)
+        altered[place // 8] ^= 1 << place % 8
+        path.write_bytes(altered)
+        try:
+            loaded = run.load_best()
+        except ValueError as error:
+            noticed.append(str(error))
+            continue
+        assert loaded["model"].keys() == best(1)["model"].keys()
+        assert all(loaded["model"][name].equal(value) for name, value in best(1)["model"].items())
+        assert run.model_id == mark
+    assert len(noticed) > len(places) / 3
+    for line in noticed:
+        assert re.match(rf"{path} is damaged: .*: make it again with proxygml train --resume", line)
+
+
+def test_the_mark_is_that_of_the_weights_however_often_they_are_written(run: Run) -> None:
+    marks = []
+    for number in (1, 1, 2):
+        run.save_best(best(number))
+        marks.append(run.model_id)
+    assert marks[0] == marks[1] != marks[2]
+    (run.folder / "best.pt").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"best.pt is damaged: .*: make it again with proxygml train --resume"):
+        _ = run.model_id
+
+
+def test_an_altered_score_is_noticed(run: Run) -> None:
+    run.write_scores({"trained": {"recall@1": 0.75}})
+    assert run.scores["trained"] == {"recall@1": 0.75}
+    path = run.folder / "scores.json"
+    path.write_text(path.read_text().replace("0.75", "0.85"))
+    with pytest.raises(ValueError, match=r"scores.json is damaged \(it was altered.*\): write it again with proxygml"):
+        _ = run.scores
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(ValueError, match=r"scores.json is damaged"):
+        _ = run.scores
+
+
+def test_a_folder_in_which_a_process_was_killed_at_once_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (".lock", ".recipe-abcdefgh.json"):
+        (tmp_path / "run" / name).touch()
+    run = Run.create(tmp_path / "run", GLYPHS)
+    run.clear()
+    assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "recipe.json"]
+
+
+def test_a_folder_that_is_being_trained_in_is_refused_by_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.0)
+    with files.locked(run.folder), pytest.raises(ValueError, match=rf"process {os.getpid()} on .* is using"):
+        Run.create(run.folder, GLYPHS)
