@@ -194,5 +194,5 @@ def test_a_single_class_cannot_be_divided(tmp_path):
 
 @pytest.mark.parametrize("share", [0, 1, -0.5, 50])
 def test_a_share_outside_0_to_1_is_refused(tree, share):
-    with pytest.raises(ValueError, match=f"expected a test_fraction between 0 and 1, got {share}"):
+    with pytest.raises(ValueError, match=f"expected test_fraction between 0 and 1, got {share}"):
         folder.load(tree, test_fraction=share)

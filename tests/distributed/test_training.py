@@ -136,7 +136,7 @@ import os, signal, sys
 import torch
 from torch.distributed import distributed_c10d as dist
 from proxygml.cli import main
-from proxygml.learning import TrainingLoop
+from proxygml.training.loop import TrainingLoop
 train_epoch = TrainingLoop.train_epoch
 def hangs(loop, epoch, **told):
     if epoch == 1:
@@ -174,7 +174,7 @@ def test_where_one_of_two_never_comes_the_other_says_so(tiny: Recipe, tmp_path: 
 def test_processes_with_different_recipes_refuse(tiny: Recipe, tmp_path: Path) -> None:
     script = tmp_path / "differ.py"
     script.write_text(
-        "import os, sys\nfrom proxygml.cli import main\nmain(sys.argv[1:] + ['--seed', os.environ['RANK']])\n"
+        "import os, sys\nfrom proxygml.cli.main import main\nmain(sys.argv[1:] + ['--seed', os.environ['RANK']])\n"
     )
     words = [*torchrun(2)[:-2], str(script), "train", "glyphs", "--out", str(tmp_path / "run"), *options(tiny)]
     done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=120)

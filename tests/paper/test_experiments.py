@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> 
     stopped = f"""
 import os
 from pathlib import Path
-from proxygml import training
+from proxygml.training import trainer as training
 from proxygml.training.recipe import Recipe
 def progress(what, done, total, note):
     if what == "training" and "epoch 3" in note:
