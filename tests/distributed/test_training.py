@@ -135,7 +135,7 @@ HANGS = """
 import os, signal, sys
 import torch
 from torch.distributed import distributed_c10d as dist
-from proxygml.cli import main
+from proxygml.cli.main import main
 from proxygml.training.loop import TrainingLoop
 train_epoch = TrainingLoop.train_epoch
 def hangs(loop, epoch, **told):
