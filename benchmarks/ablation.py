@@ -4,7 +4,7 @@
 
 Every run trains on three quarters of the training classes of CUB-200-2011 and is evaluated on the other quarter; the
 test classes are not used. Runs in results/ablation/cub.json are not repeated, so you can stop and restart it. --render
-prints the table of docs/paper.md from that file; --quick makes two short runs on synthetic photos.
+only writes the table results/ablation/cub.md from that file; --quick makes two short runs on synthetic photos.
 """
 
 import argparse
@@ -113,6 +113,11 @@ def table(runs: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def page(runs: list[dict]) -> str:
+    """The text of results/ablation/cub.md."""
+    return f"# Ablation on held-out classes of CUB-200-2011\n\n{table(runs)}\n"
+
+
 def train_all(base: Recipe, pending: list[tuple[str, int]], runs: list[dict], results: Path) -> None:
     """Train every pending (name, seed), one per core at a time, and save after each run."""
     with ProcessPoolExecutor(os.cpu_count(), max_tasks_per_child=1) as pool, Progress() as progress:
@@ -152,6 +157,8 @@ def main() -> None:
         base = BASELINE.changed({"data": str(options.data)})
         pending = [(name, seed) for seed in options.seeds for name in options.only if (name, seed) not in done]
         train_all(base, pending, runs, RESULTS)
+    with atomic_write(RESULTS.with_suffix(".md")) as path:
+        path.write_text(page(runs))
     print(table(runs))
 
 

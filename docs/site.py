@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PATTERNS = (
     *("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "docs/pictures/*"),
     *("examples/*", "proxygml/**/*.py", "tests/**/*.py", "results/**/*.png", "results/**/*.json"),
+    *("results/ablation/*.md", "results/methods/*.md", "results/faults.md", "results/fuzz.md"),
 )
 
 log = logging.getLogger("mkdocs.hooks.site")  # in a strict build, a warning is an error

@@ -79,6 +79,8 @@ def main() -> None:
             kept = summary({name: targets[name] for name in READERS if name in targets})
             with atomic_write(options.out) as draft:  # now, so that it can be stopped at will
                 draft.write_text(json.dumps(kept, indent=1) + "\n")
+    with atomic_write(options.out.with_suffix(".md")) as draft:
+        draft.write_text(page(kept))
     output.print(table(kept), highlight=False)
     counts = f"{len(targets)} readers, {kept['runs']:,} inputs, {kept['failures']} failures"
     output.print(f"{counts}: {options.out}", highlight=False)
@@ -93,8 +95,13 @@ def summary(targets: dict[str, dict]) -> dict:
     return {"runs": runs, "failures": failures, "targets": targets, "made_by": made_by}
 
 
+def page(results: dict) -> str:
+    """The text of results/fuzz.md."""
+    return f"# Fuzzing of every reader\n\n{table(results)}"
+
+
 def table(results: dict) -> str:
-    """The results as a Markdown table for docs/security.md."""
+    """The results as a Markdown table."""
     targets = results["targets"]
     rows = [
         (name, f"{target['runs']:,}", str(target["branches"]), str(len(target["failures"])))

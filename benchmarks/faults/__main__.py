@@ -28,7 +28,7 @@ from proxygml.files import atomic_write
 from proxygml.paper.tables import Table
 from proxygml.training.run import provenance
 
-RESULTS, PAGE = Path("results/faults.json"), Path("docs/faults.md")
+RESULTS = Path("results/faults.json")
 MAY_MOUNT = "PROXYGML_MAY_MOUNT"  # environment variable, set in the private mount namespace
 NEED_MOUNT = ("full disk", "read-only")
 QUICK = (
@@ -158,11 +158,9 @@ def summary(results: dict) -> str:
     )
 
 
-def write_page(results: dict) -> None:
-    """Replace the table in docs/faults.md."""
-    text = PAGE.read_text().split("\n| fault |")[0].rstrip("\n")
-    with atomic_write(PAGE) as draft:
-        draft.write_text(f"{text}\n\n{table(results)}\n{results['summary']}.\n")
+def page(results: dict) -> str:
+    """The text of results/faults.md."""
+    return f"# Injected faults\n\n{table(results)}\n{results['summary']}.\n"
 
 
 def enter_mount_namespace() -> None:
@@ -201,7 +199,8 @@ def main() -> None:
                 draft.write_text(json.dumps(results, indent=1) + "\n")
 
         run_trials(plan(options.trials, options.seed), results, save, quick=False)
-        write_page(results)
+        with atomic_write(RESULTS.with_suffix(".md")) as draft:
+            draft.write_text(page(results))
     failed = [trial for trial in results["trials"] if trial["lost"] or trial["unclear"]]
     for trial in failed:
         print(json.dumps(trial, indent=1))
