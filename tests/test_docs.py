@@ -19,7 +19,7 @@ from proxygml.data.images import Crops
 from proxygml.embeddings import embed
 from proxygml.losses import METHODS
 from proxygml.paper import EXPERIMENTS
-from proxygml.paper.rendering import report
+from proxygml.paper.report import report
 from proxygml.training.build import load_model
 from proxygml.training.presets import PRESETS
 from proxygml.training.run import Run

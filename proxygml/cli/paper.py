@@ -60,12 +60,13 @@ def paper(
     from proxygml import paper
     from proxygml.paper import rendering, running
     from proxygml.paper.executors import Executor
+    from proxygml.paper.report import write_report
 
     for what, number in (("seed", seeds), ("job", jobs), ("run", runs)):
         if number is not None and number < 1:
             raise ValueError(f"expected at least one {what}, got {number}")
     if report or (render and name is None):
-        output.print(rendering.write_report(), highlight=False)
+        output.print(write_report(), highlight=False)
         return
     if name is None:
         for known in paper.EXPERIMENTS:

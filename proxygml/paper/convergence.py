@@ -62,7 +62,7 @@ def claims(found: Found, dataset: str) -> Claims:
     return {
         f"ProxyGML converges faster than {name}": {
             "time": ("holds" if mean_seconds(name) > ours else "**does not hold**")
-            + f" ({name} takes {mean_seconds(name) / ours:.2f} times as long)"
+            + f" ({mean_seconds(name) / ours:.2f} times ours)"
         }
         for name in others
     } | {f"ProxyGML ends higher than {name}": found.verdicts("proxygml", name) for name in others}

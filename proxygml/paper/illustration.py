@@ -162,11 +162,11 @@ def claims(found: Found, dataset: str) -> Claims:
     def judged(own: bool) -> str:
         before, after = (float(np.mean(_angles(found, when, own))) for when in ("before", "after"))
         verdict = "holds" if (after < before) == own else "**does not hold**"
-        return f"{verdict} (mean angle {before:.0f} degrees before, {after:.0f} after)"
+        return f"{verdict} ({before:.0f} degrees before, {after:.0f} after)"
 
     return {
-        "training pulls the positive proxies to the sample": {"angle": judged(own=True)},
-        "and pushes the negative ones away": {
-            "angle": f"{judged(own=False)}, of the nearest ones, which are those then linked"
+        "training pulls the positive proxies to the sample": {"mean angle": judged(own=True)},
+        "and pushes the negative ones away (measured on the nearest, which are linked then)": {
+            "mean angle": judged(own=False)
         },
     }

@@ -9,7 +9,8 @@ from proxygml import backbones
 from proxygml.cli import main
 from proxygml.paper import frozen, settings
 from proxygml.paper.found import fingerprint, load_runs, save_runs
-from proxygml.paper.rendering import full_table, load_found, report
+from proxygml.paper.rendering import full_table, load_found
+from proxygml.paper.report import report
 from proxygml.paper.running import arms_as_in_the_paper, jobs_of
 from proxygml.paper.settings import SETTINGS, base_recipe
 from tests.data.conftest import write_image

@@ -1,0 +1,193 @@
+"""docs/results.md: every experiment in results/, with its verdicts on the paper's claims."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxygml.files import atomic_write
+from proxygml.paper import EXPERIMENTS, find
+from proxygml.paper.found import Claims, Found
+from proxygml.paper.rendering import (
+    PROTOCOLS,
+    caveats,
+    claims,
+    claims_table,
+    command,
+    full_table,
+    load_found,
+    made,
+    missing_rows,
+    mixed_times,
+    protocol_file,
+    render,
+)
+from proxygml.paper.settings import SETTINGS
+from proxygml.paper.tables import Table
+
+BRIEF = ("glyphs", "omniglot")  # datasets that the page shows by their claims only
+MEASURES = ("R@1", "NMI")
+HEAD = """# Results
+
+Written by `proxygml paper --report` from `results/`; do not edit. `proxygml paper NAME --dataset DATASET --data ROOT`
+makes a section; glyphs needs no `--data`.
+
+Every score is a mean over seeds with its 95 % interval (Student's t). Differences are paired by seed: a claim holds or
+fails where their interval excludes 0; otherwise there is no significant difference (n.s.). No method is tuned, except
+by the fair protocol ([paper.md](paper.md)). On glyphs and omniglot the best epoch on test classes counts, as in the
+paper; everywhere else the last epoch. A star marks a method with a [note](#notes). [Runs](#runs) lists seeds, hours and
+commits.
+
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """An experiment on a dataset by a protocol, as far as it is run."""
+
+    experiment: str
+    dataset: str
+    protocol: str
+    found: Found
+    missing: list[str]  # rows of the paper that have no run yet
+
+    @property
+    def name(self) -> str:
+        return self.dataset + PROTOCOLS[self.protocol]
+
+    @property
+    def claims(self) -> Claims:
+        return claims(self.experiment, self.dataset, self.found, self.missing)
+
+    @property
+    def runs(self) -> list[dict]:
+        return [run for same in self.found.arms.values() for run in same]
+
+    def file(self, ending: str) -> str:
+        """A file of the section as the page links to it."""
+        path = protocol_file(Path("../results"), self.experiment, self.dataset, self.protocol)
+        return path.with_suffix(ending).as_posix()
+
+
+def write_report() -> Path:
+    """Draw every experiment in results/ of this checkout, and write its docs/results.md."""
+    results, page = Path("results"), Path("docs/results.md")
+    if not results.is_dir() or not page.parent.is_dir():
+        raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
+    for experiment in EXPERIMENTS:
+        for dataset, protocol in made(experiment, results):
+            render(experiment, dataset, protocol, results)
+    with atomic_write(page) as draft:
+        draft.write_text(report(results))
+    return page
+
+
+def report(results: Path, *, quick: bool = False) -> str:
+    """The text of docs/results.md, in the order of the experiments."""
+    by_experiment = {experiment: _sections(experiment, results, quick) for experiment in EXPERIMENTS}
+    sections = [section for own in by_experiment.values() for section in own]
+    text = HEAD + _datasets(sections) + _summary(sections)
+    for experiment, own in by_experiment.items():
+        module = find(experiment)
+        text += f"## {experiment}\n{str(module.__doc__).splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
+        if hasattr(module, "REMARK"):
+            text += f"{module.REMARK}\n\n"
+        if not own:
+            dataset = "cars-head" if experiment == "frozen" else "glyphs"  # glyphs starts from random weights
+            text += f"Not run here so far: `{command(experiment, dataset, 'paper')}`.\n\n"
+        full = [section for section in own if section.dataset not in BRIEF]
+        for number, section in enumerate(full):
+            text += _in_full(section, results, quoted=number == 0)
+        if brief := [section for section in own if section.dataset in BRIEF]:
+            text += _in_brief(brief)
+    return text + _notes(sections) + _runs(sections)
+
+
+def _sections(experiment: str, results: Path, quick: bool) -> list[Section]:
+    sections = []
+    for dataset, protocol in made(experiment, results):
+        found = load_found(experiment, dataset, protocol, results, quick=quick)
+        missing = missing_rows(experiment, dataset, protocol, found, quick)
+        sections.append(Section(experiment, dataset, protocol, found, missing))
+    return sections
+
+
+def _datasets(sections: Iterable[Section]) -> str:
+    used = {section.dataset for section in sections}
+    rows = tuple((name, setting.about) for name, setting in SETTINGS.items() if name in used)
+    return f"## datasets\n{Table(('name', 'setting'), rows).to_markdown()}\n" if rows else ""
+
+
+def _summary(sections: Iterable[Section]) -> str:
+    """How many of the paper's claims hold, for each section."""
+    rows = []
+    for section in sections:
+        counts: list[int] = []
+        for measure in MEASURES:
+            verdicts = [verdict[measure] for verdict in section.claims.values() if measure in verdict]
+            against = sum("does not hold" in verdict for verdict in verdicts)
+            holds = sum(verdict.startswith("holds") for verdict in verdicts)
+            counts += holds, against, len(verdicts) - holds - against
+        if any(counts):
+            rows.append((section.experiment, section.name, *map(str, counts)))
+    if not rows:
+        return ""
+    counted = [f"{measure}: {what}" for measure in MEASURES for what in ("hold", "fail", "n.s.")]
+    table = Table(("experiment", "dataset", *counted), tuple(rows)).to_markdown()
+    return f"## in short\nHow many of the paper's claims hold here, by Recall@1 and by NMI.\n\n{table}\n"
+
+
+def _in_full(section: Section, results: Path, *, quoted: bool) -> str:
+    """Table, figure and claims; the paper's numbers only where `quoted`."""
+    table = full_table(section.experiment, section.found, section.dataset, results)
+    if not quoted:
+        kept = [place for place, name in enumerate(table.columns) if not name.startswith(("paper", "quoted"))]
+        columns, *rows = (tuple(line[place] for place in kept) for line in (table.columns, *table.rows))
+        table = Table(columns, tuple(rows))
+    title = f"{section.experiment} on {section.name}"
+    text = f"### {title}\n{table.to_markdown()}\n![{title}]({section.file('.png')})\n\n"
+    return text + _remarks([section]) + _claims({"": section.claims})
+
+
+def _in_brief(sections: Sequence[Section]) -> str:
+    """Links to tables and figures, and the claims on all of these datasets side by side."""
+    names = " and ".join(dict.fromkeys(section.dataset for section in sections))
+    links = [f"[{section.name}]({section.file('.md')}) ([figure]({section.file('.png')}))" for section in sections]
+    text = f"### {sections[0].experiment} on {names}\nScores: {', '.join(links)}.\n\n"
+    return text + _remarks(sections) + _claims({section.name: section.claims for section in sections})
+
+
+def _remarks(sections: Iterable[Section]) -> str:
+    return "".join(
+        f"{section.name}: {remark}\n\n"
+        for section in sections
+        for remark in mixed_times(find(section.experiment), section.found)
+    )
+
+
+def _claims(by_dataset: dict[str, Claims]) -> str:
+    if not any(by_dataset.values()):
+        return ""
+    text = claims_table(by_dataset).to_markdown()
+    return text.replace("no significant difference", "n.s.").replace("does not hold", "fails") + "\n"
+
+
+def _notes(sections: Iterable[Section]) -> str:
+    notes = dict.fromkeys(note for section in sections for note in caveats(section.found))
+    return "".join(["## notes\n", *(f"- {note[2:]}\n" for note in notes), "\n"]) if notes else ""
+
+
+def _runs(sections: Sequence[Section]) -> str:
+    """Where the numbers come from."""
+    if not sections:
+        return ""
+    rows = []
+    for section in sections:
+        seeds = sorted({run["seed"] for run in section.runs})
+        seconds = sum(run.get("seconds", 0.0) for run in section.runs)
+        commits = sorted({str(run["made_by"]["commit"]) for run in section.runs})
+        cells = (len(section.runs), ",".join(map(str, seeds)), f"{seconds / 3600:.1f}" if seconds else "-")
+        rows.append((section.experiment, section.name, *map(str, cells), str(len(section.missing)), " ".join(commits)))
+    columns = ("experiment", "dataset", "runs", "seeds", "hours of training", "rows not run yet", "commits")
+    machines = sorted({str(run["made_by"]["machine"]) for section in sections for run in section.runs})
+    text = f"## runs\nMachine: {'; '.join(machines)}. A commit with -dirty had uncommitted changes.\n\n"
+    return text + Table(columns, tuple(rows)).to_markdown()
