@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Documents and the files they show or link to.
 PATTERNS = (
     *("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "docs/pictures/*"),
-    *("examples/*", "proxygml/**/*.py", "tests/**/*.py", "results/**/*.png", "results/**/*.json"),
+    *("examples/*", "proxygml/**/*.py", "tests/**/*.py", "results/**/*.png", "results/**/*.json", "results/**/*.md"),
     *("results/ablation/*.md", "results/methods/*.md", "results/faults.md", "results/fuzz.md"),
 )
 
