@@ -1,4 +1,4 @@
-"""Adam for proxies of which a step touches few."""
+"""Adam for proxies when a step touches only few of them."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-ROWS = 1024  # updated at a time, so that no copy of all touched rows is made
+ROWS = 1024  # rows to update at a time, to avoid a copy of all touched rows
 
 
 class RowAdam(torch.optim.Adam):
-    """Adam that, where a gradient is sparse, updates the rows that it has and leaves all others alone.
+    """Adam that updates only the rows of a sparse gradient.
 
-    For `ProxyGMLLoss(sparse_gradient=True)`; dense gradients in the same optimizer are Adam's own. With every row
-    touched in every step the two agree. Otherwise a row that a step does not touch keeps its weights and its moments:
-    no decay, no momentum that goes on, no fading of the moments, while the bias correction counts all steps.
+    For `ProxyGMLLoss(sparse_gradient=True)`; dense gradients in the same optimizer are updated by Adam itself. If every
+    step touches every row, the two agree. Otherwise an untouched row keeps its weights and moments: no weight decay, no
+    momentum, no decay of the moments, while the bias correction counts all steps.
     """
 
     @torch.no_grad()
@@ -28,7 +28,7 @@ class RowAdam(torch.optim.Adam):
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     self._step_rows(parameter, parameter.grad, group)
-                    sparse[parameter], parameter.grad = parameter.grad, None  # which Adam refuses
+                    sparse[parameter], parameter.grad = parameter.grad, None  # Adam rejects sparse gradients
         super().step()
         for parameter, gradient in sparse.items():
             parameter.grad = gradient
@@ -36,21 +36,21 @@ class RowAdam(torch.optim.Adam):
 
     def _step_rows(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
         state = self.state[parameter]
-        if not state:  # under the names that Adam gives them, so that a checkpoint fits both
+        if not state:  # with Adam's names, so checkpoints fit both
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         gradient = gradient.coalesce()
-        leading = gradient.sparse_dim()
-        places = gradient.indices()[0]  # (rows,) of the leading axes made one
-        for axis in range(1, leading):
-            places = places * parameter.shape[axis] + gradient.indices()[axis]
-        every = [tensor.flatten(0, leading - 1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
-        for rows, slope in zip(places.split(ROWS), gradient.values().split(ROWS), strict=True):
-            step = state["step"].clone()  # which `adam` counts up
-            touched = [tensor.index_select(0, rows) for tensor in every]
+        axes = gradient.sparse_dim()
+        indices = gradient.indices()[0]  # (rows,): into the flattened sparse axes
+        for axis in range(1, axes):
+            indices = indices * parameter.shape[axis] + gradient.indices()[axis]
+        tensors = [tensor.flatten(0, axes - 1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        for rows, values in zip(indices.split(ROWS), gradient.values().split(ROWS), strict=True):
+            step = state["step"].clone()  # `adam` increments it
+            touched = [tensor.index_select(0, rows) for tensor in tensors]
             weights, means, squares = ([tensor] for tensor in touched)
             adam(
-                *(weights, [slope], means, squares, [], [step]),
+                *(weights, [values], means, squares, [], [step]),
                 fused=True,
                 amsgrad=False,
                 beta1=group["betas"][0],
@@ -60,6 +60,6 @@ class RowAdam(torch.optim.Adam):
                 eps=group["eps"],
                 maximize=False,
             )
-            for tensor, new in zip(every, touched, strict=True):
+            for tensor, new in zip(tensors, touched, strict=True):
                 tensor.index_copy_(0, rows, new)
         state["step"] += 1

@@ -1,8 +1,8 @@
-"""The losses by name: METHODS says what each needs, `make` gives the module `loss(embeddings, labels) -> scalar`.
+"""The losses by name: METHODS lists what each needs, `make` returns the module `loss(embeddings, labels) -> scalar`.
 
-A loss may also have `begin_epoch(epoch, embed)`, which is called before every epoch with a function that gives the
-embeddings and labels of all training images; `watch(network)`, called once, where it needs more than embeddings; and
-`learning_rates` of parts of its own by name.
+A loss may also have `begin_epoch(epoch, embed)`, called before every epoch with a function that returns the embeddings
+and labels of all training images; `watch(network)`, called once, if it needs more than embeddings; and
+`learning_rates` of its submodules by name.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:  # `proxygml losses` need not wait for torch
+if TYPE_CHECKING:  # `proxygml losses` starts without torch
     from torch import nn
 
 LIBRARY, OURS = "pytorch-metric-learning", "written here"
@@ -19,18 +19,18 @@ LIBRARY, OURS = "pytorch-metric-learning", "written here"
 
 @dataclass(frozen=True)
 class Method:
-    """Where a loss comes from and what it needs of the trainer."""
+    """The source of a loss and what it needs from the trainer."""
 
-    maker: str  # module of this package and name in it
+    maker: str  # module of this package, and name in it
     title: str
     paper: str
     source: str = LIBRARY
     batches: Literal["shuffled", "balanced", "neighboring", "two streams"] = "shuffled"
-    images_per_class: int = 4  # in such batches
-    unit_length: bool = True  # of the embeddings, in training and in evaluation
-    learning_rate: float = 3e-2  # of the loss's own parameters, with Adam and an epsilon of 1e-8
+    images_per_class: int = 4  # in batches other than shuffled
+    unit_length: bool = True  # normalize embeddings, in training and in evaluation
+    learning_rate: float = 3e-2  # of the parameters of the loss, with Adam and an epsilon of 1e-8
     network: Literal["plain", "batch-norm head", "three heads"] = "plain"
-    caveat: str = ""  # what is remembered or reconstructed rather than read
+    caveat: str = ""  # what we reconstructed or only remember
 
 
 METHODS = {
@@ -100,14 +100,14 @@ METHODS = {
 
 
 def find(name: str) -> Method:
-    """What a loss needs; an unknown name is an error that lists the known ones."""
+    """The Method of a name; an unknown name is an error that lists the known ones."""
     if name not in METHODS:
         raise ValueError(f"expected a loss among {', '.join(METHODS)}, got {name!r}")
     return METHODS[name]
 
 
 def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str, object]) -> "nn.Module":
-    """A loss with some of its own keywords set; an unknown keyword is an error that lists the known ones."""
+    """A loss with these settings; an unknown one is an error that lists the known ones."""
     known = defaults(name)
     for key, value in settings.items():
         if key not in known:
@@ -122,7 +122,7 @@ def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str,
 
 
 def defaults(name: str) -> dict[str, object]:
-    """The keywords of a loss with their defaults."""
+    """The settings of a loss with their defaults."""
     parameters = inspect.signature(_maker(name)).parameters
     return {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
 

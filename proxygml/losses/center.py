@@ -1,30 +1,21 @@
 """Center loss: softmax and the distance to the center of the own class (Wen et al., ECCV 2016).
 
-c         centers       (C, D)  not trained by gradient: each batch moves them
-W, b      classifier            linear, of the softmax
-lambda    center_weight
-alpha     center_rate
+c is `centers` (C, D), moved by each batch and not by a gradient; W and b are `classifier`; lambda is `center_weight`;
+alpha is `center_rate`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import (
-    check_lengths,
-    checked_labels,
-    highest_precision,
-    require_not_negative,
-    require_whole,
-    without_autocast,
-)
+from proxygml.losses.interface import check_magnitude, full_precision, require_not_negative, require_whole
 
 
 class CenterLoss(nn.Module):
-    """`loss(embeddings, labels)`: embeddings (B, D) as they come, integer labels (B,) in 0..C-1 -> scalar.
+    """`loss(embeddings, labels)`: unnormalized embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar.
 
-    Softmax and distances are both means over the batch; the paper sums both, from memory, which is B times as much.
-    Centers start at 0, as nothing else is known, and move with every batch while the module is in training mode.
+    Softmax and distances are both means over the batch; the paper sums both (from memory), which is B times as much.
+    Centers start at 0 and move with every batch while the module is in training mode.
     """
 
     centers: Tensor
@@ -35,25 +26,20 @@ class CenterLoss(nn.Module):
         super().__init__()
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
         require_not_negative(center_weight=center_weight, center_rate=center_rate)
-        self.center_weight = center_weight
-        self.center_rate = center_rate
+        self.num_classes, self.embedding_dim = num_classes, embedding_dim
+        self.center_weight, self.center_rate = center_weight, center_rate
         self.classifier = nn.Linear(embedding_dim, num_classes)
         self.register_buffer("centers", torch.zeros(num_classes, embedding_dim))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = checked_labels(embeddings, labels, *self.centers.shape)
-        check_lengths(embeddings)
-        precision = highest_precision(embeddings, *self.parameters())
-        with without_autocast(embeddings.device.type):
-            embeddings = embeddings.to(precision)
-            logits = F.linear(
-                embeddings, *(weights.to(precision) for weights in self.classifier.parameters())
-            )  # (B, C)
-            distance = (embeddings - self.centers[labels].to(precision)).square().sum(dim=1)  # (B,)
+        with full_precision(self, embeddings, labels) as (embeddings, labels):
+            check_magnitude(embeddings)
+            logits = F.linear(embeddings, *(weights.to(embeddings.dtype) for weights in self.classifier.parameters()))
+            distance = (embeddings - self.centers[labels].to(embeddings.dtype)).square().sum(dim=1)  # (B,)
             loss = F.cross_entropy(logits, labels) + self.center_weight * distance.mean() / 2
         if self.training:
-            move = self.center_rate * center_step(self.centers, embeddings.detach().to(self.centers.dtype), labels)
-            self.centers -= move
+            step = center_step(self.centers, embeddings.detach().to(self.centers.dtype), labels)
+            self.centers -= self.center_rate * step
         return loss
 
     def extra_repr(self) -> str:

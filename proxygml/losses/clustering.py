@@ -1,20 +1,20 @@
 """The clustering loss with facility location and an NMI margin (Oh Song et al., CVPR 2017).
 
-The batch is clustered in the way that is cheap but wrong, and the loss asks the true classes to be cheaper by a margin.
-The paper's symbols are called here:
+The loss searches for a wrong clustering with a high score and makes the true classes beat it by a margin.
+The paper's symbols and our names:
 
     X, Y       embeddings (M, D), labels (M,)    the batch, with |Y| classes (M is our B)
-    S          medoids (|Y|,)                    indices of the images that the others gather around
+    S          medoids (|Y|,)                    indices of the cluster centers among the images
     D          distances (M, M)                  Euclidean, not squared
     F(S)       -                                 facility energy, -sum_i min_{j in S} D_ij
     F~         -                                 energy of the true classes, each around its best medoid
-    g(S)       clusters (M,)                     position in S of the medoid nearest to each image
+    g(S)       clusters (M,)                     position in S of the nearest medoid of each image
     Delta      disagreement                      1 - NMI(g(S), Y), with the geometric mean of the entropies
-    A(S)       -                                 F(S) + gamma Delta(g(S), Y), which the search makes large
+    A(S)       -                                 F(S) + gamma Delta(g(S), Y), maximized by the search
 
-NMI is computed image by image: with n(j) the number of images that share the class, the cluster or both with image j,
-the entropy H is mean_j log(M / n(j)) and the mutual information mean_j log(M n_both(j) / (n_class(j) n_cluster(j))).
-Contingency tables of all candidates for a medoid thus are products of (candidates, M) and (M, M) matrices.
+NMI is a mean over images: with n(j) the number of images that share the class, the cluster or both with image j, the
+entropy H is mean_j log(M / n(j)) and the mutual information mean_j log(M n_both(j) / (n_class(j) n_cluster(j))). The
+contingency tables of all candidates for a medoid are products of (candidates, M) and (M, M) matrices.
 """
 
 from collections.abc import Callable
@@ -23,31 +23,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from proxygml.losses.interface import (
-    check_lengths,
-    checked_labels,
-    require_not_negative,
-    require_whole,
-    without_autocast,
-)
+from proxygml.losses.interface import check_magnitude, full_precision, require_not_negative, require_whole
 
 
 class Terms(NamedTuple):
-    """What the last loss was made of, without gradient, for logs: max(0, energy_gap + gamma disagreement)."""
+    """Terms of the last loss, max(0, energy_gap + gamma disagreement), without gradient, for logs."""
 
     energy_gap: Tensor  # F(S) - F~
-    disagreement: Tensor  # Delta of the clustering that was found
+    disagreement: Tensor  # Delta
 
 
 class ClusteringLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar, a sum over the batch.
 
-    Embeddings are taken as they come, of unit length in the paper, from plain shuffled batches of about 128. The search
-    for the medoids is discrete (greedy, then `sweeps` of PAM) and runs on the CPU; the gradient goes through distances
-    to medoids only, since Delta is a constant. A batch of one class, or with every class once, gives 0.
+    Embeddings are not normalized here; in the paper they are unit vectors, in shuffled batches of about 128. The search
+    for medoids is discrete (greedy, then `sweeps` of PAM) and runs on the CPU. Only distances to medoids have a
+    gradient, since Delta is a constant. A batch of one class, or with every class once, costs 0.
 
-    The weight of Delta is `gamma` times `gamma_decay` to the power of the epoch, which `begin_epoch` sets. The paper's
-    own values were not at hand: the decay is from memory, and 10 is the start of another implementation's search.
+    The weight of Delta is `gamma` times `gamma_decay` to the power of the epoch, set by `begin_epoch`. We do not have
+    the paper's values: the decay is from memory, and 10 is another implementation's initial value.
     """
 
     def __init__(
@@ -66,7 +60,7 @@ class ClusteringLoss(nn.Module):
             raise ValueError(f"expected sweeps as a whole number of at least 0, got {sweeps}")
         self.num_classes, self.embedding_dim = num_classes, embedding_dim
         self.first_gamma, self.gamma_decay, self.sweeps = gamma, gamma_decay, sweeps
-        self.gamma = gamma  # of the present epoch
+        self.gamma = gamma  # in the current epoch
         self.last_terms: Terms | None = None
 
     def begin_epoch(self, epoch: int, embed: Callable[[], tuple[Tensor, Tensor]]) -> None:
@@ -74,11 +68,9 @@ class ClusteringLoss(nn.Module):
         self.gamma = self.first_gamma * self.gamma_decay**epoch
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim).cpu()  # where the search runs
-        check_lengths(embeddings)
-        with without_autocast(embeddings.device.type):
-            samples = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))  # (M, D)
-            fixed = samples.detach()
+        with full_precision(self, embeddings, labels) as (samples, labels):  # (M, D), (M,)
+            check_magnitude(samples)
+            labels, fixed = labels.cpu(), samples.detach()
             distances = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").double().cpu()  # (M, M)
             same_class = labels[:, None] == labels  # (M, M)
 
@@ -98,50 +90,50 @@ class ClusteringLoss(nn.Module):
 
 
 def distance(points: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distance row by row: (M, D), (M, D) -> (M,); the small number keeps its gradient finite at 0."""
+    """Euclidean distance of each row: (M, D), (M, D) -> (M,); the epsilon keeps its gradient finite at 0."""
     return ((points - others).square().sum(dim=1) + 1e-12).sqrt()
 
 
 def class_medoids(distances: Tensor, same_class: Tensor) -> Tensor:
-    """For each image the best medoid of its class: distances (M, M), same_class (M, M) -> indices (M,)."""
-    cost = distances.where(same_class, 0).sum(dim=0)  # (M,): sum_{i in c} D_ij of a medoid j of class c
+    """The best medoid of each image's own class: distances (M, M), same_class (M, M) -> indices (M,)."""
+    cost = distances.where(same_class, 0).sum(dim=0)  # (M,): sum_{i in c} D_ij for a medoid j of class c
     return cost.where(same_class, torch.inf).argmin(dim=1)
 
 
 def greedy_medoids(distances: Tensor, same_class: Tensor, count: int, gamma: float) -> Tensor:
-    """That many medoids, each the one that makes A(S) largest when it is added -> indices (count,)."""
-    # One cluster disagrees with the classes equally whichever image is its medoid, so that F alone chooses the first.
+    """Medoids added one by one, each with the largest A(S) -> indices (count,)."""
+    # Delta of a single cluster is the same for every medoid, so F alone chooses the first.
     medoids = distances.sum(dim=0).argmin()[None]
-    everyone = torch.arange(len(distances))
+    candidates = torch.arange(len(distances))
     for _ in range(count - 1):
         nearest = distances[:, medoids].amin(dim=1)  # (M,)
         energy = -distances.minimum(nearest[:, None]).sum(dim=0)  # (M,): F(S + {i}) of every candidate i
-        score = energy + gamma * disagreement_with(distances, same_class, medoids, everyone)
+        score = energy + gamma * disagreement_with(distances, same_class, medoids, candidates)
         score[medoids] = -torch.inf
         medoids = torch.cat([medoids, score.argmax()[None]])
     return medoids
 
 
 def refined_medoids(distances: Tensor, same_class: Tensor, medoids: Tensor, gamma: float, sweeps: int) -> Tensor:
-    """PAM: sweeps over the clusters, each of which in turn takes the medoid among its members that makes A largest."""
+    """PAM: in each sweep, every cluster in turn takes the member with the largest A as its medoid."""
     for _ in range(sweeps if len(medoids) > 1 else 0):
         before = medoids
-        clusters = assign(distances, medoids)  # kept during the sweep
-        for position in (clusters.bincount() > 1).nonzero()[:, 0].tolist():  # one alone stays its own medoid
+        clusters = assign(distances, medoids)  # fixed during the sweep
+        for position in (clusters.bincount() > 1).nonzero()[:, 0].tolist():  # a single image stays its own medoid
             members = (clusters == position).nonzero()[:, 0]
             energy = -distances[members[:, None], members].sum(dim=0)
             others = torch.cat([medoids[:position], medoids[position + 1 :]])
             score = energy + gamma * disagreement_with(distances, same_class, others, members)
             medoids = medoids.index_fill(0, torch.tensor(position), members[score.argmax()])
-        if medoids.equal(before):  # as would be all further sweeps
+        if medoids.equal(before):
             break
     return medoids
 
 
 def assign(distances: Tensor, medoids: Tensor) -> Tensor:
-    """g(S): position in medoids (K,) of the nearest to each image -> (M,). A medoid is its own nearest."""
+    """g(S): position in medoids (K,) of the nearest one of each image -> (M,). A medoid is its own nearest."""
     clusters = distances[:, medoids].argmin(dim=1)
-    clusters[medoids] = torch.arange(len(medoids))  # where another medoid is at the same place
+    clusters[medoids] = torch.arange(len(medoids))  # also if another medoid has distance 0
     return clusters
 
 
@@ -153,12 +145,12 @@ def disagreement_of(same_class: Tensor, clusters: Tensor) -> Tensor:
 
 def disagreement_with(distances: Tensor, same_class: Tensor, medoids: Tensor, candidates: Tensor) -> Tensor:
     """Delta(g(S + {i}), Y) of medoids S (K,) with each of the candidates i (N,), one at a time -> (N,)."""
-    clusters = assign(distances, medoids)  # (M,), before the candidate comes
+    clusters = assign(distances, medoids)  # (M,), without a candidate
     nearest = distances[:, medoids].amin(dim=1)  # (M,)
-    moved = distances[candidates] < nearest  # (N, M): images that go to the candidate; no medoid does, being at 0
+    moved = distances[candidates] < nearest  # (N, M): images nearer to the candidate; medoids have distance 0
     moved[torch.arange(len(candidates)), candidates] = True
 
-    precision = torch.float32  # exact for counts, and products are faster
+    precision = torch.float32  # exact for counts, and faster
     stayed, moves = (~moved).to(precision), moved.to(precision)
     same_cluster = clusters[:, None] == clusters  # (M, M)
     in_cluster = (stayed @ same_cluster.to(precision)).where(~moved, moves.sum(dim=1, keepdim=True))  # (N, M)
@@ -167,9 +159,9 @@ def disagreement_with(distances: Tensor, same_class: Tensor, medoids: Tensor, ca
 
 
 def disagreement(in_class: Tensor, in_cluster: Tensor, in_both: Tensor) -> Tensor:
-    """Delta = 1 - NMI from how many images share the class (M,), the cluster, and both (..., M) with each -> (...).
+    """Delta = 1 - NMI from the numbers of images that share the class (M,), the cluster and both (..., M) with each.
 
-    A single cluster tells nothing, NMI = 0, unless there also is but a single class, NMI = 1.
+    The NMI of a single cluster is 0, or 1 if there is also a single class.
     """
     in_class, in_cluster, in_both = in_class.double(), in_cluster.double(), in_both.double()
     images = len(in_class)

@@ -1,38 +1,30 @@
 """DAMLRRM, deep asymmetric metric learning via rich relationship mining (Xu et al., CVPR 2019): a reconstruction.
 
-Only the abstract of the paper and one sentence quoted from it were at hand, and no code. Known from these: batches
-come from two data streams, of different structure and length; in each class a spanning tree of least visual distance
-stands in for all positive pairs; and some other loss takes the pairs. The rest is a reconstruction, and numbers that
-come of it are not the authors'. In particular: squared distances of unit vectors as the visual distance, negatives
-across the streams, multi-similarity as the default loss, and 24 of 32 images in the structured stream.
+We had only the abstract of the paper and one quoted sentence, and no code. They say: batches come from two data
+streams, with different structure and length; in each class, a spanning tree of minimum visual distance replaces all
+positive pairs; another loss takes the pairs. Everything else is reconstructed, and results are not the authors':
+squared distances of unit vectors as the visual distance, negatives across the streams, multi-similarity as the default
+loss, and 24 of 32 images in the structured stream.
 """
 
 import torch
-import torch.nn.functional as F
 from pytorch_metric_learning import distances, losses
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor, nn
 
-from proxygml.losses.interface import (
-    checked_labels,
-    highest_precision,
-    require_not_negative,
-    require_whole,
-    rescaled,
-    without_autocast,
-)
+from proxygml.losses.interface import full_precision, normalized, require_not_negative, require_whole
 
 BASES = ("liftedstruct", "contrastive", "ms")
 
 
 class DAMLRRMLoss(nn.Module):
-    """`loss(embeddings, labels)`: embeddings (B, D) of any length, integer labels (B,) in 0..C-1 -> scalar.
+    """`loss(embeddings, labels)`: embeddings (B, D) of any norm, integer labels (B,) in 0..C-1 -> scalar.
 
-    A reconstruction of the method, see the top of its file. The first round(`structured_fraction` * B) rows of a batch
-    are its structured stream (classes with several images each), the rest its unstructured stream (plain shuffled).
-    `base` is the loss on the chosen pairs: liftedstruct (Euclidean distances), contrastive (squared) or ms (cosines, no
-    miner); `margin` is that of the first two. A batch without positives or without negatives gives 0.
+    A reconstruction of the method: see the top of this file. The first round(`structured_fraction` * B) rows of a batch
+    are its structured stream (several images of each class), the rest its unstructured stream (shuffled). `base` is the
+    loss of the pairs: liftedstruct (Euclidean distances), contrastive (squared) or ms (cosines, no miner); `margin` is
+    for the first two. A batch without positives or without negatives costs 0.
     """
 
     def __init__(
@@ -54,16 +46,15 @@ class DAMLRRMLoss(nn.Module):
         self.base = base_loss(base, margin)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        with without_autocast(embeddings.device.type):
-            samples = F.normalize(rescaled(embeddings.to(highest_precision(embeddings))), dim=1)  # (B, D)
+        with full_precision(self, embeddings, labels) as (embeddings, labels):
+            samples = normalized(embeddings)  # (B, D)
             fixed = samples.detach()
-            apart = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)
-            one, other = spanning_trees(apart, labels)  # (E,), (E,)
+            squared = torch.cdist(fixed, fixed, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, B)
+            start, end = spanning_trees(squared, labels)  # (E,), (E,)
             anchors, negatives = negative_pairs(labels, round(self.structured_fraction * len(labels)))
-            if len(one) == 0 or len(anchors) == 0:  # some bases would then only push everything apart, or together
+            if len(start) == 0 or len(anchors) == 0:  # some bases would only push all images apart, or together
                 return 0 * samples.sum()
-            pairs = (torch.cat([one, other]), torch.cat([other, one]), anchors, negatives)  # positives in both orders
+            pairs = (torch.cat([start, end]), torch.cat([end, start]), anchors, negatives)  # positives in both orders
             return self.base(samples, labels, pairs)
 
     def extra_repr(self) -> str:
@@ -86,21 +77,20 @@ def spanning_trees(distances: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     A class of n images has n - 1 edges, each once.
     """
-    one, other = (labels[:, None] == labels).triu(diagonal=1).nonzero(as_tuple=True)  # pairs of a class
-    # All trees of a class have equally many edges, so that adding 1 to every weight changes no choice; scipy takes an
-    # edge of weight 0 (two images at one place) for none. Classes are not connected: their trees come out as a forest.
-    weights = distances[one, other].double() + 1
-    ends = (one.cpu().numpy(), other.cpu().numpy())
-    graph = coo_array((weights.cpu().numpy(), ends), shape=distances.shape)
+    start, end = (labels[:, None] == labels).triu(diagonal=1).nonzero(as_tuple=True)  # pairs within a class
+    # scipy ignores edges of weight 0 (equal embeddings). Adding 1 to every weight changes no tree, since all spanning
+    # trees of a class have the same number of edges.
+    weights = distances[start, end].double() + 1
+    graph = coo_array((weights.cpu().numpy(), (start.cpu().numpy(), end.cpu().numpy())), shape=distances.shape)
     forest = minimum_spanning_tree(graph.tocsr()).tocoo()
     return torch.from_numpy(forest.row).to(labels), torch.from_numpy(forest.col).to(labels)
 
 
 def negative_pairs(labels: Tensor, structured: int) -> tuple[Tensor, Tensor]:
-    """Pairs of different class across the streams, in both orders: labels (B,) -> anchors, negatives, both (pairs,).
+    """Pairs of different classes across the streams, in both orders: labels (B,) -> anchors, negatives, both (pairs,).
 
-    The first `structured` rows are one stream, the rest the other. An anchor without such a pair has all images of
-    other classes as its negatives.
+    The first `structured` rows are one stream, the rest the other. An anchor without such a pair is paired with all
+    images of other classes.
     """
     streams = torch.arange(len(labels), device=labels.device) < structured  # (B,)
     different = labels[:, None] != labels  # (B, B)

@@ -1,13 +1,13 @@
 """The loss of hard-aware deeply cascaded embedding: each head learns from its hardest pairs (Yuan et al., ICCV 2017).
 
-A pair of one class costs D, its squared distance, a pair of two classes 10 [1 - D]_+. Of either kind each head keeps a
-share of the hardest. The released code shows one value and follows the gradient of another; trained is here with that
-gradient, through the objective
+A positive pair costs D, its squared distance; a negative pair costs 10 [1 - D]_+. Each head keeps a fraction of the
+hardest pairs of either kind. The released code displays one value and follows the gradient of another one, which we
+use, through the objective
 
     (1/2 sum of D over kept positives + 5 sum of [1 - D]_+ over kept negatives) / count,
 
-count being the kept positives plus twice the kept negatives with D < 1, since the code lists negatives in both orders.
-In that code every head chooses among all pairs; in the paper a head sees only what the head before it kept (`cascade`).
+where count is the number of kept positives plus twice the kept negatives with D < 1: the code lists negatives in both
+orders. In the code every head chooses among all pairs; in the paper, among the pairs of the head before (`cascade`).
 """
 
 from typing import NamedTuple
@@ -16,25 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import checked_labels, highest_precision, require_whole, rescaled, without_autocast
+from proxygml.losses.interface import full_precision, normalized, require_whole
 
 NEGATIVE_WEIGHT = 10.0
 
 
 class Terms(NamedTuple):
-    """What the last loss was made of, without gradient, for logs; both are sums over the heads."""
+    """Sums over the heads in the last loss, without gradient, for logs."""
 
-    displayed: Tensor  # what the released code shows: the mean loss of the kept pairs that have one
-    active_pairs: Tensor  # how many they are, negatives counted once
+    displayed: Tensor  # the value that the released code displays: the mean loss of the active pairs
+    active_pairs: Tensor  # the number of kept pairs with a loss above 0, each negative once
 
 
 class HDCLoss(nn.Module):
     """`loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar, the sum over the heads.
 
-    The embeddings are those of `heads` heads side by side, cut as `Tensor.tensor_split` cuts, of any length. `ratios`
-    are the shares of all pairs that the heads keep, also with `cascade`, where each chooses among those of the head
-    before it.
-    `backbones.cascade.CascadedEmbedder` is the network.
+    `backbones.cascade.CascadedEmbedder` is the network: embeddings are the outputs of `heads` heads side by side, split
+    by `Tensor.tensor_split`, of any norm. Each head keeps its fraction in `ratios` of all pairs, also with `cascade`.
     """
 
     def __init__(
@@ -57,22 +55,18 @@ class HDCLoss(nn.Module):
         self.last_terms: Terms | None = None
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=embeddings.device)  # (P,) each
-        positive = labels[first] == labels[second]  # (P,)
-        precision = highest_precision(embeddings)
-        with without_autocast(embeddings.device.type):
-            parts = embeddings.to(precision).tensor_split(len(self.ratios), dim=1)  # (B, about D / heads) each
-            samples = [F.normalize(rescaled(part), dim=-1) for part in parts]
-            apart = [(part[first] - part[second]).square().sum(dim=-1) for part in samples]  # (P,) each, 0 where equal
-            distances = torch.stack(apart)  # (heads, P)
+        with full_precision(self, embeddings, labels) as (embeddings, labels):
+            first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=labels.device)  # (P,) each
+            positive = labels[first] == labels[second]  # (P,)
+            samples = [normalized(part) for part in embeddings.tensor_split(len(self.ratios), dim=1)]
+            distances = torch.stack([(part[first] - part[second]).square().sum(dim=-1) for part in samples])
             hinges = F.relu(1 - distances)  # (heads, P)
             kept = keep_hardest(distances.detach(), positive, self.ratios, self.cascade)  # (heads, P)
             attracted, repelled = kept & positive, kept & ~positive & (distances < 1)  # (heads, P) each
-            counts = attracted.sum(dim=1) + 2 * repelled.sum(dim=1)  # (heads,)
+            counts = (attracted.sum(dim=1) + 2 * repelled.sum(dim=1)).clamp_min(1)  # (heads,)
             pulls, pushes = (distances * attracted).sum(dim=1), (hinges * repelled).sum(dim=1)  # (heads,) each
-            losses = (0.5 * pulls + 0.5 * NEGATIVE_WEIGHT * pushes) / counts.clamp_min(1)
-        displayed = (pulls + 2 * NEGATIVE_WEIGHT * pushes).detach() / counts.clamp_min(1)
+            losses = (0.5 * pulls + 0.5 * NEGATIVE_WEIGHT * pushes) / counts
+        displayed = (pulls + 2 * NEGATIVE_WEIGHT * pushes).detach() / counts
         self.last_terms = Terms(displayed.sum(), (attracted | repelled).sum())
         return losses.sum()
 
@@ -83,18 +77,14 @@ class HDCLoss(nn.Module):
 def keep_hardest(distances: Tensor, positive: Tensor, ratios: tuple[float, ...], cascade: bool) -> Tensor:
     """Which pairs each head keeps: squared distances (heads, P), positive (P,) -> boolean (heads, P).
 
-    A ratio is the share, rounded down, of all positives at other than distance 0 and, apart from them, of all
-    negatives, whether they are within the margin or not.
+    A ratio is a fraction, rounded down, of all positives with a distance above 0, and of all negatives.
     """
     kept = torch.zeros_like(distances, dtype=torch.bool)
     for head, ratio in enumerate(ratios):
-        for listed, hardness in (
-            (positive & (distances[head] > 0), distances[head]),
-            (~positive, -distances[head]),
-        ):
-            allowed = listed & kept[head - 1] if cascade and head > 0 else listed  # (P,)
-            # 0.29 * 100 is 28.999999999999996 in floating point: without the small number 28 of 100 would be kept.
-            share = int(ratio * listed.sum().item() + 1e-9)
-            ranked = hardness.masked_fill(~allowed, -torch.inf).topk(min(share, int(allowed.sum()))).indices
-            kept[head, ranked] = True
+        hardness = distances[head].where(positive, -distances[head])  # (P,)
+        for pairs in (positive & (distances[head] > 0), ~positive):
+            allowed = pairs & kept[head - 1] if cascade and head > 0 else pairs  # (P,)
+            # 0.29 * 100 is 28.999999999999996 in floating point; without the epsilon, 28 of 100 would be kept.
+            count = min(int(ratio * pairs.sum().item() + 1e-9), int(allowed.sum()))
+            kept[head, hardness.masked_fill(~allowed, -torch.inf).topk(count).indices] = True
     return kept

@@ -1,17 +1,17 @@
-"""The hierarchical triplet loss: triplets whose margin comes from a tree of classes (Ge et al., ECCV 2018).
+"""The hierarchical triplet loss: triplets with margins from a tree of classes (Ge et al., ECCV 2018).
 
-The paper's symbols are called here:
+The paper's symbols and our names:
 
     r         samples          (B, D)     unit embeddings
     d(p, q)   class_distances  (C, C)     mean squared distance of an image of class p and one of class q
     s_c       spreads          (C,)       mean squared distance of two images of class c
-    d_l       thresholds       (L + 1,)   from d_0, the mean spread, to 4, the largest squared distance there is
+    d_l       thresholds       (L + 1,)   from d_0, the mean spread, to 4, the largest squared distance
     H(p, q)   merge_levels     (B, B)     lowest level of the tree at which two classes share a node
     alpha_z   margins          (B, B)     beta + d_H(p, q) - s_p
 
-No code of the authors was at hand. The equations agree in two sets of notes on the paper. Single linkage, and spread 0
-for a class of one image, which d_0 leaves out, are reconstructions; one margin of .2 in the first epoch and a new tree
-before every other are from memory.
+We had no code of the authors; the equations agree in two sets of notes on the paper. Single linkage, and a spread of 0
+for a class of one image (not counted in d_0), are reconstructions. A margin of 0.2 in the first epoch and a new tree
+before every later epoch are from memory.
 """
 
 import math
@@ -22,40 +22,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.losses.interface import (
-    checked_labels,
-    highest_precision,
-    require_not_negative,
-    require_whole,
-    rescaled,
-    without_autocast,
-)
+from proxygml.losses.interface import full_precision, normalized, require_not_negative, require_whole
 
-AT_ONCE = 2**24  # triplets whose margins are compared at the same time: 64 MB in float32
+CHUNK_ELEMENTS = 2**24  # triplets in memory at a time: 64 MB in float32
 
 
 class Tree(NamedTuple):
-    """Classes from level 0, where only the nearest are joined, to level L."""
+    """A hierarchy of classes, from level 0, which joins only the nearest, to level L."""
 
-    nodes: Tensor  # (L + 1, C): which node of the level a class is in
+    nodes: Tensor  # (L + 1, C): the node of each class at each level
     thresholds: Tensor  # (L + 1,)
     spreads: Tensor  # (C,)
 
 
 class Terms(NamedTuple):
-    """What the last loss was made of, without gradient, for logs."""
+    """Terms of the last loss, without gradient, for logs."""
 
-    active_share: Tensor  # of all triplets, those whose margin was violated
+    active_fraction: Tensor  # fraction of triplets that violate their margin
     margin: Tensor  # mean over pairs of images of different classes
 
 
 class HTLLoss(nn.Module):
-    """`loss(embeddings, labels)`: embeddings (B, D) of any length, integer labels (B,) in 0..C-1 -> scalar.
+    """`loss(embeddings, labels)`: embeddings (B, D) of any norm, integer labels (B,) in 0..C-1 -> scalar.
 
-    The mean over all triplets of the batch, violated or not, of half the hinge. `begin_epoch` makes the tree; without
-    it, and in epoch 0, every margin is `first_margin`. `class_distances` (C, C), zero on the diagonal, says which
-    classes are neighbors, for batches that hold them together; None as long as there is no tree. None of this is in
-    the state_dict, since `begin_epoch` makes it from the network alone. `levels` is the paper's L.
+    The mean of half the hinge over all triplets of the batch. `begin_epoch` builds the tree; before that, and in epoch
+    0, every margin is `first_margin`. `class_distances` (C, C), zero on the diagonal, is for batches of neighboring
+    classes; None without a tree. The state_dict has none of this: `begin_epoch` computes it from the network. `levels`
+    is the paper's L.
     """
 
     def __init__(
@@ -72,13 +65,11 @@ class HTLLoss(nn.Module):
 
     @torch.no_grad()
     def begin_epoch(self, epoch: int, embed: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Makes the tree from the embeddings (M, D) and labels (M,) of all training images; none in epoch 0."""
-        self.tree = self.class_distances = None  # before the new ones, which may be large, are made
+        """Build the tree from the embeddings (M, D) and labels (M,) of all training images; no tree in epoch 0."""
+        self.tree = self.class_distances = None  # frees memory for the new ones
         if epoch == 0:
             return
-        embeddings, labels = embed()
-        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        with without_autocast(embeddings.device.type):
+        with full_precision(self, *embed()) as (embeddings, labels):
             self.class_distances, spreads, counts = class_statistics(embeddings, labels, self.num_classes)
             lowest = spreads[counts > 1].mean() if (counts > 1).any() else spreads.new_zeros(())  # d_0
             level = torch.arange(self.levels + 1, dtype=spreads.dtype, device=spreads.device)  # (L + 1,): l
@@ -86,23 +77,21 @@ class HTLLoss(nn.Module):
             self.tree = Tree(join_classes(self.class_distances, thresholds), thresholds, spreads)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        labels = checked_labels(embeddings, labels, self.num_classes, self.embedding_dim)
-        precision = highest_precision(embeddings)
-        with without_autocast(embeddings.device.type):
-            samples = F.normalize(rescaled(embeddings.to(precision)), dim=-1)  # (B, D)
+        with full_precision(self, embeddings, labels) as (embeddings, labels):
+            samples = normalized(embeddings)  # (B, D)
             distances = 2 - 2 * samples @ samples.T  # (B, B), squared
             same = labels[:, None] == labels  # (B, B)
-            margins = self.margins(labels, precision)  # (B, B): anchors, negatives
-            reached = margins.masked_fill(same, -math.inf)  # no image of the anchor's class is a negative
-            itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-            anchors, positives = (same & ~itself).nonzero(as_tuple=True)  # (P,) each
+            margins = self.margins(labels, samples.dtype)  # (B, B): anchors, negatives
+            negative_margins = margins.masked_fill(same, -math.inf)
+            anchors, positives = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (P,) each
             triplets = (~same).sum(dim=1)[anchors].sum().clamp_min(1)  # Z
 
             total, active = distances.new_zeros(()), distances.new_zeros(())
-            step = max(1, AT_ONCE // len(labels))
-            for anchor, positive in zip(anchors.split(step), positives.split(step), strict=True):
-                apart = distances[anchor, positive]  # (P,)
-                excess = F.relu(apart[:, None] - distances[anchor] + reached[anchor])  # (P, B)
+            size = max(1, CHUNK_ELEMENTS // len(labels))
+            for anchor, positive in zip(anchors.split(size), positives.split(size), strict=True):
+                excess = F.relu(
+                    distances[anchor, positive, None] - distances[anchor] + negative_margins[anchor]
+                )  # (P, B)
                 total = total + excess.sum()
                 active = active + (excess.detach() > 0).sum()
             loss = total / (2 * triplets)
@@ -119,27 +108,24 @@ class HTLLoss(nn.Module):
         return self.beta + (thresholds[levels] - spreads[labels][:, None]).to(precision)
 
     def extra_repr(self) -> str:
-        return (
-            f"num_classes={self.num_classes}, levels={self.levels}, beta={self.beta}, first_margin={self.first_margin}"
-        )
+        return f"levels={self.levels}, beta={self.beta}, first_margin={self.first_margin}"
 
 
 def class_statistics(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Distances d (C, C), with a diagonal of zeros, spreads s (C,) and numbers of images (C,) of the classes.
 
-    For vectors of unit length both means need no more than the mean vector of every class. The distances are all that
-    is held of their size, 512 MB for the 11,318 classes of SOP.
+    For unit vectors both means follow from the mean vector of every class. Only one (C, C) matrix is in memory: 512 MB
+    for the 11,318 classes of SOP.
     """
     counts = labels.bincount(minlength=num_classes)  # (C,)
     if (counts == 0).any():
         missing = (counts == 0).nonzero().flatten().tolist()
         raise ValueError(
             f"expected images of all {num_classes} classes, got none of {len(missing)} of them, first class "
-            f"{missing[0]}: give num_classes as the number of classes that have training images"
+            f"{missing[0]}: set num_classes to the number of classes with training images"
         )
-    samples = F.normalize(rescaled(embeddings.to(highest_precision(embeddings))), dim=-1)  # (M, D)
-    means = samples.new_zeros(num_classes, samples.shape[1]).index_add_(0, labels, samples)  # (C, D), sums so far
-    means /= counts[:, None]
+    samples = normalized(embeddings)  # (M, D)
+    means = samples.new_zeros(num_classes, samples.shape[1]).index_add_(0, labels, samples) / counts[:, None]  # (C, D)
     distances = (means @ means.T).mul_(-2).add_(2).clamp_(0, 4).fill_diagonal_(0)  # d = 2 - 2 mu_p mu_q
     within = (1 - means.square().sum(dim=1)).clamp_min(0)  # (C,)
     spreads = 2 * within * counts / (counts - 1).clamp_min(1)  # s = 2 n (1 - |mu|^2) / (n - 1)
@@ -147,13 +133,13 @@ def class_statistics(embeddings: Tensor, labels: Tensor, num_classes: int) -> tu
 
 
 def linkage_order(distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes in the order in which Prim's algorithm reaches them, with the lengths of the edges that did: (C,), (C,).
+    """Classes in the order of Prim's algorithm, and the length of the edge to each: (C,), (C,).
 
-    The single-linkage distance of two classes is the longest edge between their places in this order, so that cutting
-    the order at all edges of at least some length gives the nodes of a tree at that height. It takes C^2 steps.
+    The single-linkage distance of two classes is the longest edge between their positions in this order. Cutting the
+    order at all edges of some length or more therefore gives the nodes of the tree at that height, in C^2 steps.
     """
     visited = torch.zeros(len(distances), dtype=torch.bool, device=distances.device)
-    nearest = distances.new_full((len(distances),), math.inf)  # (C,): how far each class is from those visited
+    nearest = distances.new_full((len(distances),), math.inf)  # (C,): distance of each class to the visited ones
     newest, edge = torch.zeros(1, dtype=torch.int64, device=distances.device), distances.new_zeros(1)
     order, edges = [newest], [edge]
     for _ in range(1, len(distances)):
@@ -166,7 +152,7 @@ def linkage_order(distances: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join_classes(distances: Tensor, thresholds: Tensor) -> Tensor:
-    """The node of every class at every level, joining what is closer than d_l: (C, C), (L + 1,) -> (L + 1, C)."""
+    """The node of every class at every level; level l joins distances below d_l: (C, C), (L + 1,) -> (L + 1, C)."""
     order, edges = linkage_order(distances)
     cuts = edges >= thresholds[:, None]  # (L + 1, C)
     nodes = torch.empty_like(cuts, dtype=torch.int32)
@@ -175,6 +161,6 @@ def join_classes(distances: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def merge_levels(nodes: Tensor) -> Tensor:
-    """H, the first level at which two share a node, L where they never do: (L + 1, B) -> (B, B)."""
-    apart = nodes[:, :, None] != nodes[:, None, :]  # (L + 1, B, B); once joined, classes stay so
-    return apart.sum(dim=0).clamp_max(len(nodes) - 1)
+    """H, the first level at which two classes share a node, at most L: (L + 1, B) -> (B, B)."""
+    separate = nodes[:, :, None] != nodes[:, None, :]  # (L + 1, B, B); joined classes stay joined at higher levels
+    return separate.sum(dim=0).clamp_max(len(nodes) - 1)

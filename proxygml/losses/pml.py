@@ -1,9 +1,9 @@
 """Losses that pytorch-metric-learning ships, with the constants of their papers for CUB-200-2011 and Cars196.
 
-Every function makes a module `loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar.
-Embeddings are normalized inside, but liftedstruct, n_pair and l_softmax take them as they come. Proxies and
-class weights start with normal numbers of deviation 1, the library's choice, unless a docstring says otherwise: their
-length matters although only directions count, since gradients scale with its inverse.
+Every function returns a module `loss(embeddings, labels)`: embeddings (B, D), integer labels (B,) in 0..C-1 -> scalar.
+The losses normalize embeddings, except for liftedstruct, n_pair and l_softmax. Proxies and class weights are
+initialized from a standard normal distribution, the library's choice, unless a docstring says otherwise. Their norm
+matters although only directions count, since gradients scale with its inverse.
 """
 
 import math
@@ -25,9 +25,9 @@ from proxygml.losses.semihard import NearestSemihardLoss
 def semihard(
     num_classes: int, embedding_dim: int, *, variant: Literal["all", "nearest"] = "all", margin: float = 0.2
 ) -> nn.Module:
-    """Triplets whose negative is farther than the positive by the margin at most (Schroff et al., CVPR 2015).
+    """Triplets with a negative that is farther than the positive by at most the margin (Schroff et al., CVPR 2015).
 
-    `all` is the mean over all of them; `nearest` is TensorFlow's: for each positive pair the nearest farther negative.
+    `all` is their mean; `nearest` is TensorFlow's variant: for each positive pair, the nearest farther negative.
     """
     require_choice("variant", variant, "all", "nearest")
     require_not_negative(margin=margin)
@@ -41,9 +41,9 @@ def semihard(
 def triplet(
     num_classes: int, embedding_dim: int, *, variant: Literal["all", "hard"] = "all", margin: float = 0.2
 ) -> nn.Module:
-    """Triplets on squared distances (Weinberger and Saul, JMLR 2009), mean over those that violate the margin.
+    """Triplets on squared distances (Weinberger and Saul, JMLR 2009), mean over triplets that violate the margin.
 
-    `hard` takes one for each anchor: the farthest positive and the nearest negative (Hermans et al., 2017).
+    `hard` takes one triplet per anchor: the farthest positive and the nearest negative (Hermans et al., 2017).
     """
     require_choice("variant", variant, "all", "hard")
     require_not_negative(margin=margin)
@@ -61,7 +61,7 @@ def contrastive(
 ) -> nn.Module:
     """d² of positives and [margin - d²]_+ of negatives, margin 1 (Hadsell et al., CVPR 2006; in Oh Song's form).
 
-    `cosine`: 1 - s and [s - margin]_+, margin 0.5. Both are means over the pairs above 0.
+    `cosine`: 1 - s and [s - margin]_+, margin 0.5. Both are means over pairs with a loss above 0.
     """
     require_choice("variant", variant, "squared", "cosine")
     if variant == "squared":
@@ -75,16 +75,15 @@ def contrastive(
 def liftedstruct(num_classes: int, embedding_dim: int, *, margin: float = 1.0) -> nn.Module:
     """Lifted structure (Oh Song et al., CVPR 2016)."""
     require_not_negative(margin=margin)
-    plain = distances.LpDistance(normalize_embeddings=False)
-    loss = losses.LiftedStructureLoss(margin, 0, distance=plain)
+    loss = losses.LiftedStructureLoss(margin, 0, distance=distances.LpDistance(normalize_embeddings=False))
     return LibraryLoss(num_classes, embedding_dim, loss, directions=False)
 
 
 def n_pair(num_classes: int, embedding_dim: int, *, regularization_weight: float = 0.003) -> nn.Module:
     """N-pair (Sohn, NeurIPS 2016); the weight is 0.003 for Cars196, 0.015 for CUB.
 
-    The first two images of each class are its anchor and its positive: draw batches of two of each. The regularizer is
-    the mean squared length of all embeddings, so a batch without a pair costs something, too.
+    The first two images of each class are anchor and positive: use batches with two images per class. The regularizer
+    is the mean squared norm of all embeddings, also in a batch without a pair.
     """
     require_not_negative(regularization_weight=regularization_weight)
     loss = losses.NPairsLoss(
@@ -115,7 +114,7 @@ def ms(
 
 
 def _mine_twice(miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """Each pair twice, since the library takes a single pair for none; only for losses that put pairs into a mask."""
+    """Each pair twice, since the library ignores a single pair; only for losses that turn pairs into a mask."""
     return tuple(indices.repeat(2) for indices in miner(embeddings, labels))
 
 
@@ -131,7 +130,7 @@ def margin(
 ) -> nn.Module:
     """Margin with distance-weighted sampling (Wu et al., ICCV 2017); a boundary beta is learned for each class.
 
-    Triplets are drawn with torch's global generator, for each anchor as many as its class has images in the batch.
+    Triplets are sampled with torch's global generator: as many per anchor as its class has images in the batch.
     """
     require_positive(beta=beta)
     require_not_negative(margin=margin, nu=nu, cutoff=cutoff, nonzero_loss_cutoff=nonzero_loss_cutoff)
@@ -148,19 +147,19 @@ def proxy_nca(
 ) -> nn.Module:
     """Proxy-NCA (Movshovitz-Attias et al., ICCV 2017); a softmax_scale of 8 for Stanford Online Products.
 
-    In the paper the positive proxy is excluded from the sum; in the code in use it is not. Proxies start with
-    deviation 1/8, as in that code.
+    The paper excludes the positive proxy from the sum; common code does not. Proxies are initialized with a standard
+    deviation of 1/8, as in that code.
     """
     require_positive(softmax_scale=softmax_scale)
     if exclude_positive and num_classes == 1:
         raise ValueError("expected at least 2 classes, since exclude_positive leaves the other proxies, got 1")
-    start = partial(nn.init.normal_, std=1 / 8)
-    loss = losses.ProxyNCALoss(num_classes, embedding_dim, softmax_scale=softmax_scale, weight_init_func=start)
+    init = partial(nn.init.normal_, std=1 / 8)
+    loss = losses.ProxyNCALoss(num_classes, embedding_dim, softmax_scale=softmax_scale, weight_init_func=init)
     return LibraryLoss(num_classes, embedding_dim, PositiveExcluded(loss) if exclude_positive else loss)
 
 
 class PositiveExcluded(nn.Module):
-    """The paper's Proxy-NCA, d²(x, p_y) + log Σ_{z≠y} exp(-d²(x, p_z)) with scaled d², which can be negative."""
+    """The paper's Proxy-NCA, d²(x, p_y) + log Σ_{z≠y} exp(-d²(x, p_z)) with scaled d²; it can be negative."""
 
     def __init__(self, loss: losses.ProxyNCALoss) -> None:
         super().__init__()
@@ -184,7 +183,7 @@ def softtriple(
 ) -> nn.Module:
     """SoftTriple (Qian et al., ICCV 2019); for Stanford Online Products, from memory, 2 centers_per_class.
 
-    Centers start uniform in ±1/sqrt(C centers_per_class), as the authors' do.
+    Centers are initialized uniformly in ±1/sqrt(C centers_per_class), as in the authors' code.
     """
     require_whole(centers_per_class=centers_per_class)
     require_positive(la=la, gamma=gamma)
@@ -198,7 +197,7 @@ def softtriple(
 def center_spread(centers: Tensor, num_classes: int) -> Tensor:
     """Half the mean distance between centers of the same class, SoftTriple's regularizer: centers (C K, D) -> scalar.
 
-    The library's own needs (C K)² memory, and has NaN gradients when two centers have met, which is what it is for.
+    The library's regularizer needs (C K)² memory and has NaN gradients when two centers coincide, which is its goal.
     """
     unit = F.normalize(centers.unflatten(0, (num_classes, -1)), dim=-1)  # (C, K, D)
     first, second = torch.triu_indices(unit.shape[1], unit.shape[1], offset=1, device=unit.device)
@@ -207,7 +206,7 @@ def center_spread(centers: Tensor, num_classes: int) -> Tensor:
 
 
 def proxy_anchor(num_classes: int, embedding_dim: int, *, margin: float = 0.1, alpha: float = 32) -> nn.Module:
-    """Proxy-Anchor (Kim et al., CVPR 2020); proxies start with deviation sqrt(2 / C), as the authors' do."""
+    """Proxy-Anchor (Kim et al., CVPR 2020); initial proxies have a standard deviation of sqrt(2 / C)."""
     require_positive(alpha=alpha)
     require_not_negative(margin=margin)
     loss = losses.ProxyAnchorLoss(num_classes, embedding_dim, margin=margin, alpha=alpha)
@@ -255,7 +254,7 @@ def subcenter_arcface(
 
 
 class InnerCosine(distances.CosineSimilarity):
-    """Cosines one rounding step inside ±1, where the arc cosine in ArcFace has an infinite slope."""
+    """Cosines clamped one rounding step inside ±1, where the derivative of ArcFace's arc cosine is infinite."""
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         bound = 1 - torch.finfo(query_emb.dtype).eps
@@ -267,25 +266,24 @@ def l_softmax(
 ) -> nn.Module:
     """Large-margin softmax (Liu et al., ICML 2016): a multiple of the angle with the own class.
 
-    Mixed, as the authors do, with `plain_weight` parts of the plain cosine: without it a network that begins at random
-    makes its embeddings ever shorter. They lower that weight during training; here it stands where, from memory, theirs
-    ends. Class weights start as those of a linear layer.
+    As in the authors' code, it is averaged with the plain cosine, which has `plain_weight`: without it, embeddings of a
+    network with random initialization collapse. They decrease the weight during training; ours is their final value
+    (from memory). Class weights are initialized as in a linear layer.
     """
     require_whole(margin=margin)
     require_positive(scale=scale)
     require_not_negative(plain_weight=plain_weight)
-    bound = embedding_dim**-0.5
-    start = partial(nn.init.uniform_, a=-bound, b=bound)
-    with warnings.catch_warnings():  # it hands tensors to scipy, which NumPy 2 deprecates
+    init = partial(nn.init.uniform_, a=-(embedding_dim**-0.5), b=embedding_dim**-0.5)
+    with warnings.catch_warnings():  # it passes tensors to scipy, which NumPy 2 deprecates
         warnings.simplefilter("ignore", DeprecationWarning)
         loss = SoftenedLargeMargin(
-            num_classes, embedding_dim, margin=margin, scale=scale, plain_weight=plain_weight, weight_init_func=start
+            num_classes, embedding_dim, margin=margin, scale=scale, plain_weight=plain_weight, weight_init_func=init
         )
     return LibraryLoss(num_classes, embedding_dim, loss, directions=False)
 
 
 class SoftenedLargeMargin(losses.LargeMarginSoftmaxLoss):
-    """(psi(theta) + w cos(theta)) / (1 + w) in the place of psi(theta), w being `plain_weight`."""
+    """(psi(theta) + w cos(theta)) / (1 + w) instead of psi(theta), with w = `plain_weight`."""
 
     def __init__(self, *arguments: object, plain_weight: float, **options: object) -> None:
         super().__init__(*arguments, **options)

@@ -101,7 +101,7 @@ class TestBatchCheck:
         check = BatchCheck()
         for batch in range(BatchCheck.EVERY):
             wrong = batch == 3
-            check.look_at(embeddings if wrong else torch.ones(2, 2), labels if wrong else torch.tensor([0, 1]), 2)
+            check.record(embeddings if wrong else torch.ones(2, 2), labels if wrong else torch.tensor([0, 1]), 2)
 
     def test_right_batches_pass(self) -> None:
         self.check(torch.ones(2, 2), torch.tensor([1, 1]))

@@ -331,22 +331,22 @@ class TestTheHook:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
         loss(embeddings, LABELS)
-        with pytest.raises(ValueError, match="no features of theirs"):
+        with pytest.raises(ValueError, match="recorded no features"):
             loss(embeddings, LABELS)
 
     def test_features_of_other_embeddings_are_refused_and_dropped(self) -> None:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
-        with pytest.raises(ValueError, match="expected the 9 embeddings that the watched network made last, got 8"):
+        with pytest.raises(ValueError, match="expected the last 9 embeddings of the watched network, got 8"):
             loss(embeddings[:8], LABELS[:8])
-        with pytest.raises(ValueError, match="no features of theirs"):
+        with pytest.raises(ValueError, match="recorded no features"):
             loss(embeddings, LABELS)
 
     def test_features_are_not_kept_outside_training(self) -> None:
         network, loss = watched()
         with torch.no_grad():
             embeddings = network(inputs_for(LABELS))
-        with pytest.raises(ValueError, match="no features of theirs"):
+        with pytest.raises(ValueError, match="recorded no features"):
             loss(embeddings, LABELS)
         loss.eval()
         embeddings = network(inputs_for(LABELS))
@@ -473,7 +473,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="expected a trunk with 9 channels, got one with 7"):
             HDMLLoss(CLASSES, DIMENSION, features=9).watch(Network())
         network, loss = watched()
-        with pytest.raises(ValueError, match="expected to watch one network, got a second"):
+        with pytest.raises(ValueError, match="expected one network to watch, got a second"):
             loss.watch(network)
         with pytest.raises(ValueError, match="build it with normalize=False"):
             HDMLLoss(CLASSES, DIMENSION).watch(Embedder(build("convnet", embedding_dim=4).trunk, 4))

@@ -104,7 +104,7 @@ class TestTwoCollapsedClasses:
         assert loss.tree.thresholds[5].item() == pytest.approx(1.25, abs=1e-12)
         assert loss.margins(self.LABELS, torch.float64)[0, 2].item() == pytest.approx(1.35, abs=1e-12)
         assert loss(self.EMBEDDINGS, self.LABELS).item() == pytest.approx(0.125, abs=1e-12)
-        assert loss.last_terms.active_share.item() == 1
+        assert loss.last_terms.active_fraction.item() == 1
         assert loss.last_terms.margin.item() == pytest.approx(1.35, abs=1e-12)
 
     def test_cost_nothing_in_the_first_epoch_since_they_are_further_apart_than_its_margin(self) -> None:
@@ -112,7 +112,7 @@ class TestTwoCollapsedClasses:
         loss.begin_epoch(0, lambda: pytest.fail("epoch 0 has no tree and asks for no embeddings"))
         assert loss.class_distances is None
         assert loss(self.EMBEDDINGS, self.LABELS).item() == 0
-        assert loss.last_terms.active_share.item() == 0
+        assert loss.last_terms.active_fraction.item() == 0
         assert loss.last_terms.margin.item() == pytest.approx(0.2)
         nearer = HTLLoss(2, 2, first_margin=1.5)(self.EMBEDDINGS, self.LABELS)
         assert nearer.item() == pytest.approx(0.5 * (1.5 - 1.1))
@@ -267,7 +267,7 @@ def test_triplets_in_portions_are_the_triplets_at_once(monkeypatch: pytest.Monke
     value, gradient = value_and_gradients(loss, embeddings, labels)
     terms = loss.last_terms
     for size in (1, 100, 300):
-        monkeypatch.setattr(htl, "AT_ONCE", size)
+        monkeypatch.setattr(htl, "CHUNK_ELEMENTS", size)
         again, gradient_again = value_and_gradients(loss, embeddings, labels)
         torch.testing.assert_close(again, value)
         torch.testing.assert_close(gradient_again, gradient)

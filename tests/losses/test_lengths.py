@@ -42,7 +42,7 @@ def test_where_lengths_count_they_may_not_overflow(case: Case) -> None:
     loss = made(case)
     embeddings, labels = overlapping_classes()
     assert outcome(loss, 1e14 * embeddings.float(), labels).value.isfinite()
-    with pytest.raises(ValueError, match=r"expected finite embeddings up to 1e\+15, whose squares count here"):
+    with pytest.raises(ValueError, match=r"expected embeddings up to 1e\+15, since this loss squares them"):
         outcome(loss, 1e30 * embeddings.float(), labels)
 
 
