@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,10 +46,10 @@ class LibraryLoss(nn.Module):
 
 
 @contextmanager
-def full_precision(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def full_precision(loss: Any, embeddings: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Validated embeddings (B, D) and int64 labels (B,), with autocast off, in the `highest_precision` of the loss.
 
-    The loss has the attributes num_classes and embedding_dim.
+    The loss is a module with the attributes num_classes and embedding_dim.
     """
     labels = checked_shapes(embeddings, labels, loss.embedding_dim)
     check_values(embeddings, labels, loss.num_classes)
@@ -166,7 +167,7 @@ def check_magnitude(embeddings: Tensor) -> None:
 
 
 def require_whole(**settings: int) -> None:
-    _require(settings, lambda value: isinstance(value, Integral) and value >= 1, "as a whole number of at least 1")
+    _require(settings, lambda value: isinstance(value, Integral) and int(value) >= 1, "as a whole number of at least 1")
 
 
 def require_positive(**settings: float) -> None:

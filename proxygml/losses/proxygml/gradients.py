@@ -96,7 +96,7 @@ def proxy_regularizer(
     labels = index // per_class  # (rows,)
     row_chunks = chunks(len(index), max(1, chunk_elements(vectors) // classes))
 
-    def scores_of(shard: Tensor, chunk: slice) -> Tensor:  # (rows, classes of the shard), Eq. 8, 9: Z^p
+    def proxy_scores(shard: Tensor, chunk: slice) -> Tensor:  # (rows, classes of the shard), Eq. 8, 9: Z^p
         return (sampled[chunk] @ shard.T).mul_(scale[chunk, None])
 
     rank, log_totals = 0, None
@@ -105,7 +105,7 @@ def proxy_regularizer(
         log_totals = vectors.new_full((len(index),), -math.inf)  # (rows,)
         for _, shard in collectives.shards(sums):
             for chunk in row_chunks:
-                log_totals[chunk] = log_totals[chunk].logaddexp(scores_of(shard, chunk).logsumexp(dim=1))
+                log_totals[chunk] = log_totals[chunk].logaddexp(proxy_scores(shard, chunk).logsumexp(dim=1))
         rank = collectives.rank
         shards = [(rank, sums)] if gradient is None else collectives.shards(sums)
 
@@ -114,7 +114,7 @@ def proxy_regularizer(
     for owner, shard in shards:
         shard_gradient = torch.zeros_like(shard)  # (classes of the shard, D)
         for chunk in row_chunks:
-            scores = scores_of(shard, chunk)
+            scores = proxy_scores(shard, chunk)
             log_probability = scores.log_softmax(dim=1) if log_totals is None else scores - log_totals[chunk, None]
             if owner == rank:
                 loss += factor * F.nll_loss(log_probability, labels[chunk], reduction="sum")  # Eq. 10, 11
