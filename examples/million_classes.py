@@ -21,8 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml import ProxyGMLLoss, ProxyGMLSettings, RowAdam, ShardedProxyGMLLoss
-from proxygml.evaluation import evaluate
+from proxygml import ProxyGMLLoss, ProxyGMLSettings, RowAdam, ShardedProxyGMLLoss, evaluate
 
 INFORMATIVE, NOISE = 48, 208  # number of directions that depend on the class, and that do not
 FEATURES = INFORMATIVE + NOISE

@@ -4,8 +4,7 @@ import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from proxygml import ProxyGMLLoss
-from proxygml.evaluation import evaluate
+from proxygml import ProxyGMLLoss, evaluate
 
 
 class Embedding(lightning.LightningModule):

@@ -18,8 +18,7 @@ from sentence_transformers import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from proxygml import ProxyGMLLoss
-from proxygml.evaluation import evaluate
+from proxygml import ProxyGMLLoss, evaluate
 
 
 class SentenceLoss(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""The program: `python -m proxygml` is the command `proxygml`, and SIGTERM ends it as Ctrl-C does."""
+"""The command `proxygml`, also as `python -m proxygml`; SIGTERM ends it like Ctrl-C."""
 
 import os
 import signal
@@ -10,27 +10,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 def main() -> None:
-    """Run a command; signals end it where that can be said in a line, from its first moment to its last."""
-    _answer(_end_at_once)  # an exception in the midst of an import may get lost, or be told in pages
+    """Run a command; a signal at any time ends it with one line."""
+    _handle_signals(_exit)  # during imports, an exception could be swallowed or printed as a traceback
     from proxygml.cli.main import main as run_command
 
-    _answer(signal.default_int_handler)
+    _handle_signals(signal.default_int_handler)
     try:
         run_command()
     finally:
-        _answer(signal.SIG_IGN)  # all is done and said
+        _handle_signals(signal.SIG_IGN)
 
 
-def _answer(handler: "Callable[[int, FrameType | None], object] | signal.Handlers") -> None:
-    for number in SIGNALS:
+def _handle_signals(handler: "Callable[[int, FrameType | None], object] | signal.Handlers") -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
-def _end_at_once(*_: object) -> None:
+def _exit(*_: object) -> None:
     if is_first_process():
         os.write(2, b"stopped\n")
     os._exit(130)

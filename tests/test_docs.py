@@ -1,4 +1,4 @@
-"""The documentation is true: code blocks and examples run, links work, every option and public name is documented."""
+"""Code blocks and examples run, links work, every option and public name is documented."""
 
 import importlib
 import importlib.util
@@ -44,6 +44,7 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(BLOCKS)])
 def test_code_block_runs(page: Path, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue("exported_files") if page.name == "export.md" else tmp_path
@@ -54,6 +55,7 @@ def test_code_block_runs(page: Path, code: str, tmp_path: Path, request: pytest.
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_onnxruntime_block_matches_pytorch(
     exported_files: Path, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +81,7 @@ LIBRARIES = {  # optional libraries that examples need
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example_runs(script: Path, tmp_path: Path) -> None:
     library = LIBRARIES.get(script.name)
@@ -94,6 +97,7 @@ def test_example_runs(script: Path, tmp_path: Path) -> None:
         assert after > before + 0.2, f"{script.name} did not learn: {result.stdout}"
 
 
+@pytest.mark.slow
 def test_notebook_runs(tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
     import nbformat
@@ -137,8 +141,7 @@ def test_every_preset_is_documented() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     reference = set(re.findall(r"^::: (\S+)", text_of("reference"), flags=re.MULTILINE))
-    public = {name for name in proxygml.__all__ if name != "__version__"}
-    assert public <= {name.rpartition(".")[2] for name in reference}
+    assert {f"proxygml.{name}" for name in proxygml.__all__ if name != "__version__"} <= reference
 
 
 def test_documented_make_targets_exist() -> None:
@@ -183,6 +186,7 @@ def test_tables_in_documents_are_current() -> None:
     assert faults["summary"] in text_of("faults")
 
 
+@pytest.mark.slow
 def test_results_page_is_current() -> None:
     assert text_of("results") == report(RESULTS), "run: proxygml paper --report"
 
@@ -191,11 +195,8 @@ def test_scores_in_text_match_results() -> None:
     readme, tutorial = (ROOT / "README.md").read_text(), text_of("tutorial")
     glyphs, birds = (json.loads((RESULTS / run / "scores.json").read_text()) for run in ("glyphs", "cub-small"))
     metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "r_precision", "nmi"]
-    for name, row in (
-        ("raw pixels", "pixels"),
-        ("untrained network", "untrained"),
-        ("trained with proxygml", "trained"),
-    ):
+    rows = {"raw pixels": "pixels", "untrained network": "untrained", "trained with proxygml": "trained"}
+    for name, row in rows.items():
         (line,) = re.findall(rf"^{name} (.*)$", tutorial, flags=re.MULTILINE)
         assert line.split() == [f"{100 * glyphs[row][metric]:.1f}" for metric in metrics]
     for row in ("untrained", "trained"):
