@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from benchmarks import scaling
 from benchmarks.profiling import MAX_TURN_CALLS, MAX_TURN_MS, RESULTS, load
-from proxygml.evaluation import clustering
 from proxygml.files import atomic_write
 from proxygml.losses.proxygml import fused, topk
 from proxygml.paper.tables import Table
@@ -83,12 +82,6 @@ def search_table(cases: dict, queries: int) -> Table:
     return Table(columns, tuple(rows))
 
 
-def page_table(screens: dict) -> Table:
-    columns = ("screen", "frames per second", "ms between frames", "95 % quantile", "ms to draw points")
-    keys = ("frames_per_second", "gap_ms", "gap_ms_95", "points_ms")
-    return Table(columns, tuple((name, *(str(screen[key]) for key in keys)) for name, screen in screens.items()))
-
-
 def training_table(cases: dict) -> Table:
     rows = []
     for name, case in cases.items():
@@ -145,8 +138,6 @@ def page() -> str:
         classes=evaluation["classes"],
         dimension=evaluation["dimension"],
         evaluation=evaluation_table(evaluation["contenders"], evaluation["query_differences"]).to_markdown(),
-        starts=clustering.STARTS,
-        many_clusters=clustering.MANY_CLUSTERS,
         vectors=search["vectors"],
         width=search["width"],
         search_machine=search["made_by"]["machine"],
@@ -157,7 +148,9 @@ def page() -> str:
         points=browser["points"],
         nearest=browser["nearest_ms"],
         failures=browser["failures_s"],
-        page=page_table(browser["screens"]).to_markdown(),
+        screens=", ".join(browser["screens"]),
+        frames=min(screen["frames_per_second"] for screen in browser["screens"].values()),
+        gap=max(screen["gap_ms_95"] for screen in browser["screens"].values()),
         training=training_table(training["cases"]).to_markdown(),
     )
     return text.rstrip("\n") + "\n"
