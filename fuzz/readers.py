@@ -17,7 +17,7 @@ from fuzz import seeds
 from fuzz.seeds import BETWEEN
 from proxygml.backbones.weights import read_tensors
 from proxygml.data import ImageList, load
-from proxygml.data.cache import shrunk
+from proxygml.data.cache import shrink
 from proxygml.data.check import find_problems
 from proxygml.data.images import Augmentation, Crops
 from proxygml.embeddings import Embeddings
@@ -136,7 +136,7 @@ def read_images(images: ImageList) -> None:
             Crops(images.open, images.labels, size=16)[place]
             Crops(images.open, images.labels, size=16, augmentation=Augmentation())[place]
             with images.open(place) as image:
-                shrunk(image, 8)
+                shrink(image, 8)
     except Exception as error:
         raise AssertionError(f"an image that passed the check: {type(error).__name__}: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxygml.data.images import Crops, FeatureCrops
-from proxygml.data.loading import loaded
+from proxygml.data.loading import load_batches
 from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def embed(
     was_training = model.training
     model.eval()
     parts, done = [], 0
-    for batch, _ in loaded(DataLoader(subset, batch_size=batch_size, num_workers=workers)):
+    for batch, _ in load_batches(DataLoader(subset, batch_size=batch_size, num_workers=workers)):
         with torch.no_grad():
             parts.append(model(batch.to(device)).float())  # (batch, D)
         done += len(batch)

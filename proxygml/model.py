@@ -12,7 +12,7 @@ from proxygml import files
 from proxygml.data import ImageList, open_image
 from proxygml.data.check import Problem, find_problems
 from proxygml.data.folder import list_images
-from proxygml.data.table import image_list
+from proxygml.data.splits import image_list
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import AnyIndex, Index, is_url, open_index
 from proxygml.retrieval.folder import build_lock
@@ -71,13 +71,13 @@ def add_images(index: AnyIndex, run: Run, images: ImageList, progress: Progress)
         nonlocal done
         for start in range(0, len(images), BLOCK):
             done = start
-            part = images.only(np.arange(start, min(start + BLOCK, len(images))))
+            part = images.select(np.arange(start, min(start + BLOCK, len(images))))
             names = [name_of(part, path) for path in part.paths]
             held = index.contains([name for name in names if _is_text(name)])
             added.held += sum(name in held for name in names)
             new = np.array([place for place, name in enumerate(names) if name not in held], np.int64)
             if len(new):
-                part = part.only(new)
+                part = part.select(new)
                 found = find_problems(part, decode=True)
                 known = {problem.index for problem in found}
                 found += [
@@ -88,7 +88,7 @@ def add_images(index: AnyIndex, run: Run, images: ImageList, progress: Progress)
                 added.problems += found
                 usable = np.setdiff1d(np.arange(len(part)), [problem.index for problem in found])
                 if len(usable):
-                    yield part.only(usable.astype(np.int64))
+                    yield part.select(usable.astype(np.int64))
 
     def told(what: str, within: int, _: int, note: str) -> None:
         progress(what, done + within, len(images), note)

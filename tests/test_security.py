@@ -17,7 +17,7 @@ from PIL import Image
 
 import proxygml
 from proxygml.backbones.weights import read_tensors
-from proxygml.data import cars, glyphs, omniglot, open_image, table
+from proxygml.data import cars, glyphs, omniglot, open_image, splits, table
 from proxygml.data.cache import Cache
 from proxygml.distributed.checkpoints import checksums, load_shards, save_shards
 from proxygml.embeddings import Embeddings
@@ -114,7 +114,7 @@ def test_the_pickle_of_these_tests_is_a_bomb(bomb: bytes, marker: Path) -> None:
 def test_a_cached_photo_that_is_a_pickle_is_decoded_anew(tmp_path: Path, marker: Path) -> None:
     Image.new("RGB", (40, 30), "red").save(tmp_path / "photo.png")
     cache = Cache(tmp_path, side=8)
-    with cache.copy_of(tmp_path / "photo.png").open("wb") as file:
+    with cache.copy_path(tmp_path / "photo.png").open("wb") as file:
         np.save(file, np.array([Bomb(marker)], object))
     with cache.open(tmp_path / "photo.png") as image:
         assert image.size == (40, 30)
@@ -207,10 +207,10 @@ def test_arrays_of_others_in_the_folder_of_a_cache_are_never_deleted(tmp_path: P
     photos.mkdir()
     for name in ("a", "b"):
         Image.new("RGB", (64, 64)).save(photos / f"{name}.png")
-    images = table.image_list(["a.png", "b.png"], ["a", "b"], root=photos)
+    images = splits.image_list(["a.png", "b.png"], ["a", "b"], root=photos)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what finds no room
-        Cache(tmp_path, side=8).fill(images, most_bytes=300)
+        Cache(tmp_path, side=8).fill(images, max_bytes=300)
     assert (tmp_path / "measurements.npy").exists()
     assert not (tmp_path / f"{'0' * 32}.npy").exists()
 

@@ -4,47 +4,46 @@ A block concatenates four branches: 1x1, 3x3, double 3x3, and pooling with a pro
 feature maps: they have no 1x1 branch, use stride 2, and pass the pooled maps on without a projection.
 """
 
-from typing import NamedTuple
+from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.backbones.inception import Inception, halve
+from proxygml.backbones.inception import Branch, Conv, Inception, halve
 
 
-class Block(NamedTuple):
-    """Output channels of the convolutions of a block; 0 if the block does not have one."""
-
-    conv1x1: int
-    reduce3x3: int
-    conv3x3: int
-    reduce_double: int
-    double3x3: int
-    pool: str
-    pool_proj: int
-
-
-BLOCKS = {
-    "3a": Block(64, 64, 64, 64, 96, "average", 32),
-    "3b": Block(64, 64, 96, 64, 96, "average", 64),
-    "3c": Block(0, 128, 160, 64, 96, "max", 0),
-    "4a": Block(224, 64, 96, 96, 128, "average", 128),
-    "4b": Block(192, 96, 128, 96, 128, "average", 128),
-    "4c": Block(160, 128, 160, 128, 160, "average", 128),
-    "4d": Block(96, 128, 192, 160, 192, "average", 128),
-    "4e": Block(0, 128, 192, 192, 256, "max", 0),
-    "5a": Block(352, 192, 320, 160, 224, "average", 128),
-    "5b": Block(352, 192, 320, 192, 224, "max", 128),
-}
+def block(
+    conv1x1: int, reduce3x3: int, conv3x3: int, reduce_double: int, double3x3: int, pool_proj: int
+) -> tuple[Branch, ...]:
+    """The branches of a block from their output channels; 0 if there is no such convolution."""
+    stride = 1 if pool_proj else 2
+    double = Conv("double_3x3_1", double3x3, 3), Conv("double_3x3_2", double3x3, 3, stride)
+    branches = (
+        (Conv("3x3_reduce", reduce3x3), Conv("3x3", conv3x3, 3, stride)),
+        (Conv("double_3x3_reduce", reduce_double), *double),
+        (Conv("pool_proj", pool_proj),) if pool_proj else (),
+    )
+    return ((Conv("1x1", conv1x1),), *branches) if conv1x1 else branches
 
 
 class BNInception(Inception):
     """Images (B, 3, H, W) in BGR -> feature maps (B, 1024, H/32, W/32), for any H and W."""
 
+    blocks: ClassVar = {
+        "3a": block(64, 64, 64, 64, 96, 32),
+        "3b": block(64, 64, 96, 64, 96, 64),
+        "3c": block(0, 128, 160, 64, 96, 0),
+        "4a": block(224, 64, 96, 96, 128, 128),
+        "4b": block(192, 96, 128, 96, 128, 128),
+        "4c": block(160, 128, 160, 128, 160, 128),
+        "4d": block(96, 128, 192, 160, 192, 128),
+        "4e": block(0, 128, 192, 192, 256, 0),
+        "5a": block(352, 192, 320, 160, 224, 128),
+        "5b": block(352, 192, 320, 192, 224, 128),
+    }
+    stages = ("stem", *blocks)
     pixel_mean = (104.0, 117.0, 128.0)
     batch_norm = True
-    stages = ("stem", *BLOCKS)
     classifier = ("last_linear.",)
     published_file = "bn_inception-52deb4733.pth"
     weights_from = (
@@ -52,37 +51,11 @@ class BNInception(Inception):
         "download it and pass its path as the weights"
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        channels = self.stage_channels["stem"]
-        for name, block in BLOCKS.items():
-            prefix = f"inception_{name}"
-            stride = 1 if block.pool_proj else 2
-            if block.conv1x1:
-                self.add_conv(f"{prefix}_1x1", channels, block.conv1x1, kernel=1)
-            self.add_conv(f"{prefix}_3x3_reduce", channels, block.reduce3x3, kernel=1)
-            self.add_conv(f"{prefix}_3x3", block.reduce3x3, block.conv3x3, kernel=3, stride=stride)
-            self.add_conv(f"{prefix}_double_3x3_reduce", channels, block.reduce_double, kernel=1)
-            self.add_conv(f"{prefix}_double_3x3_1", block.reduce_double, block.double3x3, kernel=3)
-            self.add_conv(f"{prefix}_double_3x3_2", block.double3x3, block.double3x3, kernel=3, stride=stride)
-            if block.pool_proj:
-                self.add_conv(f"{prefix}_pool_proj", channels, block.pool_proj, kernel=1)
-            channels = block.conv1x1 + block.conv3x3 + block.double3x3 + (block.pool_proj or channels)
-            self.stage_channels[name] = channels
-
-    def block(self, name: str, x: Tensor) -> Tensor:
-        block, prefix = BLOCKS[name], f"inception_{name}"
-        conv3x3 = self.conv(f"{prefix}_3x3", self.conv(f"{prefix}_3x3_reduce", x))
-        double = self.conv(f"{prefix}_double_3x3_1", self.conv(f"{prefix}_double_3x3_reduce", x))
-        double = self.conv(f"{prefix}_double_3x3_2", double)
-        if not block.pool_proj:
+    def pool(self, name: str, x: Tensor) -> Tensor:
+        if name in ("3c", "4e"):
             # With odd sizes the published pooling gives one row less than the strided convolutions. Padding it as they
             # are padded accepts every image size and changes nothing for even sizes.
-            padding = (x.shape[-2] % 2, x.shape[-1] % 2)
-            return torch.cat([conv3x3, double, halve(x, padding)], dim=1)
-        if block.pool == "average":
-            pooled = F.avg_pool2d(x, 3, stride=1, padding=1)  # includes the zero padding, as Caffe does
-        else:
-            pooled = F.max_pool2d(x, 3, stride=1, padding=1)
-        conv1x1 = self.conv(f"{prefix}_1x1", x)
-        return torch.cat([conv1x1, conv3x3, double, self.conv(f"{prefix}_pool_proj", pooled)], dim=1)
+            return halve(x, (x.shape[-2] % 2, x.shape[-1] % 2))
+        if name == "5b":
+            return super().pool(name, x)
+        return F.avg_pool2d(x, 3, stride=1, padding=1)  # includes the zero padding, as Caffe does

@@ -6,30 +6,21 @@ stochastic depth of the original ImageNet training is left out: it would make th
 
 import importlib
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
 
-
-class Stage(NamedTuple):
-    """Shared by the blocks of a stage, except that only the first has the stride."""
-
-    kernel: int
-    stride: int
-    expansion: int
-
-
-STAGES = {
-    "1": Stage(3, 1, 1),
-    "2": Stage(3, 2, 6),
-    "3": Stage(5, 2, 6),
-    "4": Stage(3, 2, 6),
-    "5": Stage(5, 1, 6),
-    "6": Stage(5, 2, 6),
-    "7": Stage(3, 1, 6),
+STAGES = {  # kernel, stride of the first block, expansion
+    "1": (3, 1, 1),
+    "2": (3, 2, 6),
+    "3": (5, 2, 6),
+    "4": (3, 2, 6),
+    "5": (5, 1, 6),
+    "6": (5, 2, 6),
+    "7": (3, 1, 6),
 }
 VERSIONS = {  # channels and number of blocks of every stage
     0: ((16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)),
@@ -60,11 +51,13 @@ class EfficientNetLite(Trunk):
         self._blocks = nn.ModuleList()
         self.stage_channels = {"stem": channels}
         self.stage_blocks: dict[str, range] = {}  # indices into _blocks
-        for (name, stage), out_channels, repeats in zip(STAGES.items(), *VERSIONS[version], strict=True):
+        for (name, (kernel, stride, expansion)), out_channels, repeats in zip(
+            STAGES.items(), *VERSIONS[version], strict=True
+        ):
             self.stage_blocks[name] = range(len(self._blocks), len(self._blocks) + repeats)
             for position in range(repeats):
-                stride = stage.stride if position == 0 else 1
-                self._blocks.append(InvertedBottleneck(channels, out_channels, stage.kernel, stride, stage.expansion))
+                stride = stride if position == 0 else 1
+                self._blocks.append(InvertedBottleneck(channels, out_channels, kernel, stride, expansion))
                 channels = out_channels
             self.stage_channels[name] = out_channels
         self._conv_head = same_conv(channels, self.channels, kernel=1)

@@ -5,46 +5,43 @@ ported to PyTorch by MMdnn. torchvision's googlenet is a different network (batc
 local response normalization), so its weights do not fit.
 """
 
-from typing import NamedTuple
+from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.backbones.inception import Inception, halve
+from proxygml.backbones.inception import Branch, Conv, Inception, halve
 
 
-class Block(NamedTuple):
-    """Output channels of the convolutions of a block: a row of Szegedy et al., Table 1."""
-
-    conv1x1: int
-    reduce3x3: int
-    conv3x3: int
-    reduce5x5: int
-    conv5x5: int
-    pool_proj: int
-
-
-BLOCKS = {
-    "3a": Block(64, 96, 128, 16, 32, 32),
-    "3b": Block(128, 128, 192, 32, 96, 64),
-    "4a": Block(192, 96, 208, 16, 48, 64),
-    "4b": Block(160, 112, 224, 24, 64, 64),
-    "4c": Block(128, 128, 256, 24, 64, 64),
-    "4d": Block(112, 144, 288, 32, 64, 64),
-    "4e": Block(256, 160, 320, 32, 128, 128),
-    "5a": Block(256, 160, 320, 32, 128, 128),
-    "5b": Block(384, 192, 384, 48, 128, 128),
-}
-POOL_FIRST = ("4a", "5a")  # blocks preceded by max pooling
+def block(
+    conv1x1: int, reduce3x3: int, conv3x3: int, reduce5x5: int, conv5x5: int, pool_proj: int
+) -> tuple[Branch, ...]:
+    """The branches of a block from their output channels: a row of Szegedy et al., Table 1."""
+    return (
+        (Conv("1x1", conv1x1),),
+        (Conv("3x3_reduce", reduce3x3), Conv("3x3", conv3x3, 3)),
+        (Conv("5x5_reduce", reduce5x5), Conv("5x5", conv5x5, 5)),
+        (Conv("pool_proj", pool_proj),),
+    )
 
 
 class GoogLeNet(Inception):
     """Images (B, 3, H, W) in BGR -> feature maps (B, 1024, H/32, W/32); HDC taps the stages 4a, 4d and 5b."""
 
+    blocks: ClassVar = {
+        "3a": block(64, 96, 128, 16, 32, 32),
+        "3b": block(128, 128, 192, 32, 96, 64),
+        "4a": block(192, 96, 208, 16, 48, 64),
+        "4b": block(160, 112, 224, 24, 64, 64),
+        "4c": block(128, 128, 256, 24, 64, 64),
+        "4d": block(112, 144, 288, 32, 64, 64),
+        "4e": block(256, 160, 320, 32, 128, 128),
+        "5a": block(256, 160, 320, 32, 128, 128),
+        "5b": block(384, 192, 384, 48, 128, 128),
+    }
+    stages = ("stem", *blocks)
     pixel_mean = (104.0, 117.0, 123.0)
     batch_norm = False
-    stages = ("stem", *BLOCKS)
     classifier = ("loss1_", "loss2_", "loss3_")
     published_file = "googlenet.pth"
     weights_from = (
@@ -53,34 +50,13 @@ class GoogLeNet(Inception):
         "not fit. Pass the path of the file as the weights"
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        channels = self.stage_channels["stem"]
-        for name, block in BLOCKS.items():
-            prefix = f"inception_{name}"
-            self.add_conv(f"{prefix}_1x1", channels, block.conv1x1, kernel=1)
-            self.add_conv(f"{prefix}_3x3_reduce", channels, block.reduce3x3, kernel=1)
-            self.add_conv(f"{prefix}_3x3", block.reduce3x3, block.conv3x3, kernel=3)
-            self.add_conv(f"{prefix}_5x5_reduce", channels, block.reduce5x5, kernel=1)
-            self.add_conv(f"{prefix}_5x5", block.reduce5x5, block.conv5x5, kernel=5)
-            self.add_conv(f"{prefix}_pool_proj", channels, block.pool_proj, kernel=1)
-            channels = block.conv1x1 + block.conv3x3 + block.conv5x5 + block.pool_proj
-            self.stage_channels[name] = channels
-
     def stem(self, x: Tensor) -> Tensor:
         x = local_response_norm(halve(self.conv("conv1_7x7_s2", x)))  # (B, 64, H/4, W/4)
         x = self.conv("conv2_3x3", self.conv("conv2_3x3_reduce", x))
         return halve(local_response_norm(x))  # (B, 192, H/8, W/8)
 
     def block(self, name: str, x: Tensor) -> Tensor:
-        if name in POOL_FIRST:
-            x = halve(x)
-        prefix = f"inception_{name}"
-        conv1x1 = self.conv(f"{prefix}_1x1", x)
-        conv3x3 = self.conv(f"{prefix}_3x3", self.conv(f"{prefix}_3x3_reduce", x))
-        conv5x5 = self.conv(f"{prefix}_5x5", self.conv(f"{prefix}_5x5_reduce", x))
-        pooled = self.conv(f"{prefix}_pool_proj", F.max_pool2d(x, 3, stride=1, padding=1))
-        return torch.cat([conv1x1, conv3x3, conv5x5, pooled], dim=1)
+        return super().block(name, halve(x) if name in ("4a", "5a") else x)
 
 
 def local_response_norm(x: Tensor) -> Tensor:

@@ -1,24 +1,13 @@
 """ResNet (He et al. 2016) with torchvision's layer names, so that its published weights load."""
 
-from typing import NamedTuple
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
 
-
-class Depth(NamedTuple):
-    """Blocks per layer, output channels over inner channels of a block, and the published weights."""
-
-    blocks: tuple[int, int, int, int]
-    expansion: int
-    published_file: str
-
-
-DEPTHS = {
-    18: Depth((2, 2, 2, 2), 1, "resnet18-f37072fd.pth"),
-    50: Depth((3, 4, 6, 3), 4, "resnet50-0676ba61.pth"),
+DEPTHS = {  # blocks per layer, output channels over inner channels of a block, published weights
+    18: ((2, 2, 2, 2), 1, "resnet18-f37072fd.pth"),
+    50: ((3, 4, 6, 3), 4, "resnet50-0676ba61.pth"),
 }
 
 

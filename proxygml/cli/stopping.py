@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from proxygml.data.loading import LostLoaderError, is_lost
+from proxygml.data.loading import WorkerKilledError, is_worker_killed
 from proxygml.files import UnwritableError
 
 
@@ -18,8 +18,8 @@ def told_to_go_on(how: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         if KeyboardInterrupt in (type(error), type(error.__cause__)):  # which an import may turn into another error
             raise KeyboardInterrupt(*filter(None, [how()])) from None
-        stop = LostLoaderError() if is_lost(error) else error
-        if isinstance(stop, (UnwritableError, LostLoaderError)):
+        stop = WorkerKilledError() if is_worker_killed(error) else error
+        if isinstance(stop, (UnwritableError, WorkerKilledError)):
             told = how()
             raise type(stop)(f"{stop}. When that is mended, {told}" if told else str(stop)) from error
         raise

@@ -1,9 +1,9 @@
-"""Labeled images by name: `load("glyphs")` gives what to train on and what to test on."""
+"""Labeled images by name: `load("glyphs")` returns training images and test images."""
 
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, cast
 
@@ -12,34 +12,34 @@ from PIL import Image
 
 from proxygml.data.names import Names
 
-# What a file is, its first bytes say, whatever it is called. Other formats call programs, as EPS does Ghostscript.
+# The first bytes decide, not the name. Other formats run programs: EPS starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "MPO", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000")
 
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
-    """The image in a file, not yet decoded, if it is of one of FORMATS."""
-    return Image.open(file, formats=_known_formats())
+    """The image in a file of one of FORMATS, opened but not yet decoded."""
+    return Image.open(file, formats=_formats())
 
 
-@cache
-def _known_formats() -> tuple[str, ...]:
+@lru_cache
+def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # of older Pillows some lack AVIF
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # some builds of Pillow lack AVIF
 
 
 @dataclass(frozen=True)
 class ImageList:
-    """Images with labels: image i is `paths[i]` of class `labels[i]`, which is called `class_names[labels[i]]`.
+    """Images with labels: image i is `paths[i]` of class `class_names[labels[i]]`.
 
-    Images live in files below `root`, or, where `pixels` is given, in memory; then `paths` only names them.
+    Images are files below `root`, or arrays in `pixels`; then `paths` are only their names.
     """
 
-    paths: Sequence[str]  # M of them
+    paths: Sequence[str]  # M paths
     labels: np.ndarray  # (M,) integers 0..C-1
-    class_names: tuple[str, ...]  # C original names or ids, for reports
+    class_names: tuple[str, ...]  # C names or ids
     root: Path | None = None
     pixels: np.ndarray | None = None  # (M, H, W) gray or (M, H, W, 3), uint8
-    features: np.ndarray | None = None  # (M, V, 2, F) of a frozen network: see features.py
+    features: np.ndarray | None = None  # (M, crops, 2, F) of a frozen network: see training/features.py
     open_file: Callable[[Path], Image.Image] = open_image
 
     def __post_init__(self) -> None:
@@ -64,54 +64,39 @@ class ImageList:
         return len(self.paths)
 
     def open(self, index: int) -> Image.Image:
-        """Image `index`, opened but, where it is a file, not yet decoded."""
+        """Image `index`; a file is not yet decoded."""
         if self.pixels is not None:
             return Image.fromarray(self.pixels[index])
         return self.open_file(self.file(index))
 
     def file(self, index: int) -> Path:
-        """Where image `index` is, unless it is in memory."""
+        """Path of image `index`."""
         return Path(self.root or ".", self.paths[index])
 
-    def of_classes(self, classes: Sequence[int] | np.ndarray) -> "ImageList":
-        """The images of these classes alone, relabeled 0.. in the order in which the classes are given."""
-        new_label = np.full(len(self.class_names), -1)
-        new_label[np.asarray(classes, dtype=np.int64)] = np.arange(len(classes))
-        chosen = np.flatnonzero(new_label[self.labels] >= 0)
-        return self._of_images(chosen, new_label[self.labels[chosen]], classes)
-
-    def without(self, indices: Sequence[int]) -> "ImageList":
-        """All images but these, the classes that are left numbered anew."""
-        kept = np.setdiff1d(np.arange(len(self)), np.asarray(indices, dtype=np.int64))
-        if not len(kept):
-            raise ValueError(f"none of the {len(self)} images can be used")
-        return self.only(kept)
-
-    def only(self, indices: np.ndarray) -> "ImageList":
-        """These images alone, their classes numbered anew."""
+    def select(self, indices: np.ndarray) -> "ImageList":
+        """Only these images; their classes are relabeled 0.. in the same order."""
         classes, labels = np.unique(self.labels[indices], return_inverse=True)
-        return self._of_images(indices, labels, classes)
-
-    def first_of_each(self, most: int) -> "ImageList":
-        """The first `most` images of every class."""
-        order = np.argsort(self.labels, kind="stable")  # (M,) class by class
-        starts = np.searchsorted(self.labels[order], self.labels[order])  # (M,) where the class of each begins
-        return self.only(np.sort(order[np.arange(len(order)) - starts < most]))
-
-    def _of_images(self, chosen: np.ndarray, labels: np.ndarray, classes: Sequence[int] | np.ndarray) -> "ImageList":
         return replace(
             self,
-            paths=cast(Names, self.paths).take(chosen),
+            paths=cast(Names, self.paths).take(indices),
             labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
-            pixels=None if self.pixels is None else self.pixels[chosen],
-            features=None if self.features is None else self.features[chosen],
+            pixels=None if self.pixels is None else self.pixels[indices],
+            features=None if self.features is None else self.features[indices],
         )
 
+    def select_classes(self, classes: Sequence[int] | np.ndarray) -> "ImageList":
+        """Only the images of these classes, relabeled 0.. in the same order."""
+        return self.select(np.flatnonzero(np.isin(self.labels, np.asarray(classes))))
 
-DATASETS = (  # each a module of this package
-    *("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "tar"),
-)
+    def limit_class_size(self, size: int) -> "ImageList":
+        """The first `size` images of every class."""
+        order = np.argsort(self.labels, kind="stable")  # (M,) class by class
+        starts = np.searchsorted(self.labels[order], self.labels[order])  # (M,) position of the first of its class
+        return self.select(np.sort(order[np.arange(len(order)) - starts < size]))
+
+
+DATASETS = ("glyphs", "cub", "cars", "sop", "omniglot", "folder", "table", "tar")  # modules of this package
 
 
 def load(
@@ -123,11 +108,11 @@ def load(
     max_class_size: int | None = None,
     test_fraction: float = 0.5,
 ) -> tuple[ImageList, ImageList]:
-    """The training and the test images of a dataset, as a rule of classes that do not overlap.
+    """The training and test images of a dataset, usually of different classes.
 
-    `size` is the side of drawn images (glyphs), in pixels; `classes` takes only the first so many of each, and
-    `max_class_size` the first so many images of every class; `test_fraction` of the classes are for testing where the
-    data does not say (folder, table).
+    `size` is the side of glyphs in pixels. `classes` limits each split to its first classes, `max_class_size` each
+    class to its first images. `test_fraction` of the classes are for testing if the data has no split of its own
+    (folder, table, tar).
     """
     if name not in DATASETS:
         raise ValueError(f"expected a dataset among {', '.join(DATASETS)}, got {name!r}")
@@ -140,14 +125,14 @@ def load(
         what = {"folder": "a folder of your images", "table": "your table of images"}.get(name, f"the folder of {name}")
         raise ValueError(f"expected {what} as --data: see docs/datasets.md")
     else:
-        divided = name in ("folder", "table", "tar")  # by us
-        both = module.load(Path(root), test_fraction=test_fraction) if divided else module.load(Path(root))
+        options = {"test_fraction": test_fraction} if name in ("folder", "table", "tar") else {}
+        both = module.load(Path(root), **options)
         if classes is not None:
             fewest = min(len(images.class_names) for images in both)
             if not 2 <= classes <= fewest:
                 raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
-            both = tuple(images.of_classes(range(classes)) for images in both)
+            both = tuple(images.select_classes(range(classes)) for images in both)
     train, test = both
     if max_class_size is None:
         return train, test
-    return train.first_of_each(max_class_size), test.first_of_each(max_class_size)
+    return train.limit_class_size(max_class_size), test.limit_class_size(max_class_size)

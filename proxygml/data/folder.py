@@ -1,54 +1,51 @@
-"""Images in folders, one folder per class: the way to bring your own."""
+"""Your own images in folders, one folder per class."""
 
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from proxygml.data import ImageList
-from proxygml.data.table import divide, image_list, split_classes
+from proxygml.data.splits import image_list, split_classes, split_images
 
-WHERE = "your own images, a folder for each class"
-LICENCE = "yours"
-
-ENDINGS = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
-    """What to train on and what to test on, from the images below `root`.
+    """Training and test images below `root`.
 
-    The class of an image is the path of the folder that directly holds it: root/birds/owl/1.jpg is of class
-    birds/owl. `test_fraction` of the classes are for testing, chosen by `split_classes`. Where root/train and root/test
-    both exist, they are the two lists instead, a class is the path below them, and the two may share classes.
+    The class of an image is the path of its folder: root/birds/owl/1.jpg has class birds/owl. `split_classes` selects
+    `test_fraction` of the classes for testing. If root/train and root/test both exist, they are the two splits, a
+    class is the path below them, and both may contain the same classes.
     """
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(f"no folder {root}: expected one that holds a folder for each class")
+        raise FileNotFoundError(f"no folder {root}: expected a folder with one folder for each class")
     if all((root / split).is_dir() and _is_below(root / split, root) for split in ("train", "test")):
-        others = [name for name in sorted(_folders_in(root)) if name not in ("train", "test")]
+        others = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        others = [name for name in others if name not in ("train", "test")]
         if others:
-            warnings.warn(f"{root}: left out the folders beside train and test: {_some(others)}", stacklevel=2)
-        train, test = list_images(root, "train"), list_images(root, "test")
-        return image_list(*train, root=root), image_list(*test, root=root)
+            warnings.warn(f"{root}: left out the folders beside train and test: {_first(others)}", stacklevel=2)
+        train, test = (image_list(*list_images(root, split), root=root) for split in ("train", "test"))
+        return train, test
     paths, classes = list_images(root)
     test_classes = split_classes(classes, test_fraction=test_fraction, seed=seed)
-    return divide(paths, classes, [name in test_classes for name in classes], root=root)
+    return split_images(paths, classes, [name in test_classes for name in classes], root=root)
 
 
 def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:
-    """Path relative to `root` of every image below root/start, sorted by class and name, and the class of each.
+    """Paths relative to `root` of the images below root/start, sorted by class and name, and their classes.
 
-    A class is a folder's path below root/start. Hidden files and folders (those that begin with a dot), other endings
-    than ENDINGS, links to folders and links that leave `root` are passed over; a warning counts such links, folders
-    without an image, and images that lie in root/start itself and so have no class, unless `loose` is what to call it.
+    A class is a folder's path below root/start. Hidden files and folders, suffixes not in SUFFIXES, links to folders
+    and links out of `root` are left out; a warning counts these links, folders without an image, and images directly in
+    root/start, which have no class, unless `loose` names one for them.
     """
     real_root = os.path.realpath(root)
-    names_in: dict[str, list[str]] = {}  # class -> names of its images
+    names_in: dict[str, list[str]] = {}  # class -> file names
     empty: list[str] = []
     links: list[str] = []
-    waiting = [""]  # folders to visit, as paths below root/start
-    while waiting:
-        folder = waiting.pop()
+    pending = [""]  # folders to visit, relative to root/start
+    while pending:
+        folder = pending.pop()
         names: list[str] = []
         leaf = True
         with os.scandir(os.path.join(root, start, folder)) as entries:
@@ -57,11 +54,11 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
                     continue
                 below = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(below)
+                    pending.append(below)
                     leaf = False
                 elif entry.is_symlink() and (entry.is_dir() or not _is_below(entry.path, real_root)):
                     links.append(below)
-                elif entry.name.lower().endswith(ENDINGS):
+                elif entry.name.lower().endswith(SUFFIXES):
                     names.append(entry.name)
         if names:
             names_in[folder] = sorted(names)
@@ -71,16 +68,15 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
     for left_out, what in (
         (empty, "folders without an image"),
         (links, "links to folders or out of the root"),
-        (without_class, "images that lie in no folder of a class"),
+        (without_class, "images that are in no class folder"),
     ):
         if left_out:
-            warnings.warn(
-                f"{Path(root, start)}: left out {len(left_out)} {what}: {_some(sorted(left_out))}", stacklevel=3
-            )
+            message = f"{Path(root, start)}: left out {len(left_out)} {what}: {_first(sorted(left_out))}"
+            warnings.warn(message, stacklevel=3)
     if not names_in:
         raise ValueError(
             f"no images below {Path(root, start)}: expected a folder for each class with files that end in "
-            f"{' '.join(ENDINGS)}"
+            f"{' '.join(SUFFIXES)}"
         )
     paths: list[str] = []
     classes: list[str] = []
@@ -91,16 +87,11 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
     return paths, classes
 
 
-def _folders_in(root: Path) -> Iterator[str]:
-    with os.scandir(root) as entries:
-        yield from (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
 def _is_below(path: str | Path, root: str | Path) -> bool:
-    """Whether `path` still lies below `root` once all links are followed."""
+    """Whether `path` is below `root` after all links are followed."""
     return os.path.realpath(path).startswith(os.path.join(os.path.realpath(root), ""))
 
 
-def _some(names: list[str]) -> str:
-    """The first three of them, for a message."""
+def _first(names: list[str]) -> str:
+    """The first three names, for a message."""
     return ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")

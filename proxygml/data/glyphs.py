@@ -1,9 +1,9 @@
-"""Letters in sixteen typefaces: the data set that needs no download. A class is a character, its images are its faces.
+"""Letters in sixteen typefaces: a dataset without download. A class is a character, its images are the typefaces.
 
 matplotlib ships DejaVu Sans, Sans Mono and Serif and STIXGeneral, each in regular, bold, italic and bold italic.
-A letter (Unicode category L without Lm) that twelve or more of these faces have becomes a class. Letters whose drawings
-coincide in any face make one class, that of the lowest code point: of Latin A, Greek Alpha and Cyrillic A, Latin A
-stays and the others are left out. About 1,220 classes with 16,600 images remain, half to train on and half to test on.
+A letter (Unicode category L without Lm) in twelve or more of these faces is a class. Letters with the same drawing
+in any face are one class, the lowest code point: Latin A stays, Greek Alpha and Cyrillic A are left out. There are
+about 1,220 classes with 16,600 images, half to train on and half to test on.
 """
 
 import unicodedata
@@ -22,52 +22,42 @@ from proxygml.data import ImageList
 from proxygml.files import atomic_write, cache_folder
 
 FACES = (
-    "DejaVuSans",
-    "DejaVuSans-Bold",
-    "DejaVuSans-Oblique",
-    "DejaVuSans-BoldOblique",
-    "DejaVuSansMono",
-    "DejaVuSansMono-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique",
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic",
-    "DejaVuSerif-BoldItalic",
-    "STIXGeneral",
-    "STIXGeneralBol",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
-FACES_PER_CLASS = 12  # at least: the three DejaVu families in four styles
-SMALLEST, LARGEST = 8, 256  # pixels; all images at 256 fill 1.1 GB
+MIN_FACES = 12  # per class: the three DejaVu families in four styles
+MIN_SIZE, MAX_SIZE = 8, 256  # pixels; all images at 256 take 1.1 GB
 
 # Letters reach 1.12 em above the baseline (Ǘ), 0.39 em below (Ķ) and 1.4 em across (Ж): nothing is cut off.
 EM = 0.64  # of the image's height
 BASELINE = 0.74  # of the image's height, from the top
 
-# Drawn at this size at least, then made smaller: whether drawings coincide does not hang on `size`, and no hinting
-# moves the strokes of small letters onto whole pixels, another way in every face.
+# Letters are drawn at this size or larger, then reduced: `size` does not change the classes, and hinting does not move
+# the strokes of small letters onto whole pixels.
 DRAWN_SIZE = 128
-# Drawings that differ by less than this share of their length are one: hinting makes that much of a difference between
-# letters of the same outline, while even a dot makes ten times more.
+# Drawings are the same if they differ by less than this fraction of their norm: hinting changes equal outlines by that
+# much, while even a dot changes ten times more.
 SAME_DRAWING = 0.05
-RENDERING = 2  # part of the cache's name: count up when the drawings, the classes or the file's arrays change
+RENDERING_VERSION = 2  # in the cache's file name: increase it when the drawings, classes or arrays change
 ORDER_SEED = 0
 
 
 def load(*, size: int = 32, classes: int | None = None) -> tuple[ImageList, ImageList]:
-    """Images to train on and images to test on, of different characters: pixels (M, size, size), white on black.
+    """Training and test images of different characters: pixels (M, size, size), white on black.
 
-    `classes` takes the first so many of each half, so that a smaller choice is a part of a larger one; None takes all.
-    The first call renders for some seconds; later ones read from the user's cache folder, or from PROXYGML_CACHE.
+    `classes` limits each half to its first classes. The first call renders for some seconds; later calls read the
+    user's cache folder, or PROXYGML_CACHE.
     """
-    if not SMALLEST <= size <= LARGEST:
-        raise ValueError(f"expected a size of {SMALLEST} to {LARGEST} pixels, got {size}: 32 is usual")
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise ValueError(f"expected a size of {MIN_SIZE} to {MAX_SIZE} pixels, got {size}: 32 is usual")
     if classes is not None and classes < 2:
         raise ValueError(f"expected at least 2 classes in each half, got {classes}: take more, or None for all")
     pixels, code_points, faces = _read_or_render(size)  # (M, size, size), (M,), (M,)
-    order = _fixed_order(np.unique(code_points).tolist())
+    # Ordered by a hash of each code point: random-looking, and new characters in other releases of the typefaces do not
+    # change the order of the others.
+    order = sorted(np.unique(code_points).tolist(), key=lambda code: sha256(f"{ORDER_SEED} {code}".encode()).digest())
     half = len(order) // 2
     if classes is not None and classes > half:
         raise ValueError(f"expected at most {half} classes in each half, got {classes}: take fewer, or None for all")
@@ -77,28 +67,19 @@ def load(*, size: int = 32, classes: int | None = None) -> tuple[ImageList, Imag
 
 
 def _images_of(chosen: list[int], pixels: np.ndarray, code_points: np.ndarray, faces: np.ndarray) -> ImageList:
-    """The images of the chosen code points; the first of them is class 0."""
+    """The images of these code points, in the order of the classes."""
     class_names = tuple(f"U+{code_point:04X} {unicodedata.name(chr(code_point))}" for code_point in chosen)
-    of_class = [np.flatnonzero(code_points == code_point) for code_point in chosen]  # 12 to 16 indices for each class
-    labels = np.repeat(np.arange(len(chosen)), [len(images) for images in of_class])  # (M,) of these classes
+    of_class = [np.flatnonzero(code_points == code_point) for code_point in chosen]  # 12 to 16 indices per class
+    labels = np.repeat(np.arange(len(chosen)), [len(images) for images in of_class])  # (M,)
     images = np.concatenate(of_class)  # (M,)
     paths = [f"U+{code_points[image]:04X}/{FACES[faces[image]]}" for image in images]
     return ImageList(paths, labels, class_names, pixels=pixels[images])
 
 
-def _fixed_order(code_points: list[int]) -> list[int]:
-    """The code points in an order that looks random and never changes.
-
-    The place of each comes from its own hash: the order does not hang on a random generator's version, and a character
-    more or less in another release of the typefaces leaves the order of the others as it was.
-    """
-    return sorted(code_points, key=lambda code_point: sha256(f"{ORDER_SEED} {code_point}".encode()).digest())
-
-
 def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_render` gives, from the cache file where there is a sound one; else rendered, and kept there."""
+    """What `_render` returns, from the cache file if it is intact, else rendered and cached."""
     path = _cache_path(size)
-    with suppress(Exception):  # whatever a missing, cut or foreign file raises: the drawings can be made again
+    with suppress(Exception):  # a missing or damaged file is written again
         return _read(path, size)
     pixels, code_points, faces = _render(size)
     try:
@@ -110,8 +91,8 @@ def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _read(path: Path, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_render` gave when the file was written."""
-    # Opened here because np.load leaves a broken zip open.
+    """The arrays of a cache file."""
+    # opened here because np.load leaves a broken zip open
     with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         pixels, code_points, faces = stored["pixels"], stored["code_points"], stored["faces"]
     images = len(code_points)
@@ -121,11 +102,11 @@ def _read(path: Path, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _cache_path(size: int) -> Path:
-    """One file for each size and for each version of what decides about the drawings."""
+    """One file for each size and each version of the libraries that affect the drawings."""
     from matplotlib import __version__ as matplotlib_version
 
     versions = (
-        f"v{RENDERING}-matplotlib{matplotlib_version}-pillow{pillow_version}"
+        f"v{RENDERING_VERSION}-matplotlib{matplotlib_version}-pillow{pillow_version}"
         f"-freetype{features.version('freetype2')}-unicode{unicodedata.unidata_version}"
     )
     return cache_folder() / f"glyphs-{size}-{versions}.npz"
@@ -134,9 +115,9 @@ def _cache_path(size: int) -> Path:
 @cache  # once for each folder
 def _warn_once(folder: Path, reason: str) -> None:
     warnings.warn(
-        f"expected a folder that can be written, got {folder} ({reason}): the glyphs are rendered anew at each call; "
+        f"expected a writable folder, got {folder} ({reason}): the glyphs are rendered at each call; "
         "set PROXYGML_CACHE to another folder",
-        stacklevel=4,  # whoever calls load
+        stacklevel=4,  # the caller of load
     )
 
 
@@ -149,7 +130,7 @@ def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         font = _font(face, max(size, DRAWN_SIZE))
         for code_point in code_points:
             if code_point in present:
-                drawing = _draw(code_point, font).resize((size, size), Image.Resampling.BOX)  # share of ink in a pixel
+                drawing = _draw(code_point, font).resize((size, size), Image.Resampling.BOX)  # ink per pixel
                 drawings.append((np.asarray(drawing), code_point, index))
     pixels, of_character, of_face = zip(*drawings, strict=True)
     return np.stack(pixels), np.array(of_character, dtype=np.int32), np.array(of_face, dtype=np.int8)
@@ -157,10 +138,10 @@ def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @cache  # the same for every size
 def _classes() -> tuple[int, ...]:
-    """Code points that become classes, ascending: one of each group of letters whose drawings coincide in any face."""
+    """Code points of the classes, ascending: one of each group of letters with the same drawing in any face."""
     counts = Counter(code_point for face in FACES for code_point in _characters(face) if _is_letter(code_point))
-    letters = sorted(code_point for code_point, count in counts.items() if count >= FACES_PER_CLASS)
-    lowest = {code_point: code_point for code_point in letters}  # a step towards the lowest of the group
+    letters = sorted(code_point for code_point, count in counts.items() if count >= MIN_FACES)
+    lowest = {code_point: code_point for code_point in letters}  # union-find: a step towards the lowest of the group
 
     def lowest_of_group(code_point: int) -> int:
         while lowest[code_point] != code_point:
@@ -189,7 +170,7 @@ def _is_letter(code_point: int) -> bool:
 
 
 def _draw(code_point: int, font: ImageFont.FreeTypeFont) -> Image.Image:
-    """The character, white on black, in a square: on the common baseline, its ink centered from left to right."""
+    """The character, white on black, in a square: on the common baseline, horizontally centered."""
     size = round(font.size / EM)
     image = Image.new("L", (size, size))
     left, _, right, _ = font.getbbox(chr(code_point), anchor="ls")
@@ -199,13 +180,13 @@ def _draw(code_point: int, font: ImageFont.FreeTypeFont) -> Image.Image:
 
 
 def _font(face: str, image_size: int) -> ImageFont.FreeTypeFont:
-    # Basic layout: the other one needs a library that not every Pillow brings.
+    # basic layout: the other one needs a library that not every Pillow has
     return ImageFont.truetype(_file(face), EM * image_size, layout_engine=ImageFont.Layout.BASIC)
 
 
 @cache
 def _characters(face: str) -> frozenset[int]:
-    """Code points in the face's own table: what it lacks it would draw as an empty box."""
+    """Code points in the table of the face; others would be drawn as an empty box."""
     from matplotlib.ft2font import FT2Font
 
     return frozenset(FT2Font(_file(face)).get_charmap())
@@ -216,5 +197,5 @@ def _file(face: str) -> str:
 
     path = Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
     if not path.exists():
-        raise FileNotFoundError(f"no typeface {path}: install matplotlib from PyPI or conda, which ship it")
+        raise FileNotFoundError(f"no typeface {path}: install matplotlib from PyPI or conda, which include it")
     return str(path)

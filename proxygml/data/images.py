@@ -1,6 +1,7 @@
-"""From an opened image to an array of one size: decode, turn, crop, mirror.
+"""Decode, rotate, crop, resize and mirror images to arrays of one size.
 
-Without torch, so that exported networks can be run where it is not installed; DataLoader makes tensors of the arrays.
+Without torch (and so without torchvision), so that exported networks run where it is not installed. A crop is chosen
+before a JPEG is decoded, at a reduced scale, so the rotated size must be known first: too early for exif_transpose.
 """
 
 import math
@@ -12,9 +13,10 @@ from PIL import Image
 from PIL.Image import Transpose
 
 from proxygml.data import ImageList
+from proxygml.files import one_line
 
-Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
-TURNS = {  # what makes an image upright, by how the camera was held
+Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels
+ROTATIONS = {  # to upright, by EXIF orientation
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -27,7 +29,7 @@ TURNS = {  # what makes an image upright, by how the camera was held
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images vary: the area and shape of a random crop, and whether mirror images are alike."""
+    """Random crops of training images: fraction of the area, aspect ratio, and horizontal flips."""
 
     crop_scale: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -37,9 +39,8 @@ class Augmentation:
 class Crops:
     """Item i is image i as uint8 (3, size, size) in RGB, and its label.
 
-    `open_image(i)` gives the image, decoded or not; one that cannot be read is an OSError with its name among `names`.
-    With an augmentation, what is cut from image i depends on (seed, epoch, i) alone: neither the order nor the number
-    of workers changes it.
+    `open_image(i)` returns the image; if it cannot be read, an OSError has `names[i]`. With an augmentation, the crop
+    depends only on (seed, epoch, i), not on the order or the number of workers.
     """
 
     def __init__(
@@ -69,45 +70,45 @@ class Crops:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         try:
             with self.open_image(index) as image:
-                pixels = self._cut(image, index)  # (size, size, 3)
-        except Exception as error:  # on damaged bytes each format raises whatever its parser stumbles over
-            called = f"image {index}" if self.names is None else self.names[index]
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise OSError(f"{called} cannot be read any more: {said}") from error
+                pixels = self._crop(image, index)  # (size, size, 3)
+        except Exception as error:  # damaged bytes make each format raise other errors
+            name = f"image {index}" if self.names is None else self.names[index]
+            raise OSError(f"{name} cannot be read any more: {one_line(error)}") from error
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 
-    def _cut(self, image: Image.Image, index: int) -> np.ndarray:
-        augmentation = self.augmentation
-        if augmentation is None:
-            return cut(image, lambda width, height: center_box(width, height, self.test_crop), self.size)
-        random = np.random.default_rng((self.seed, self.epoch, index))
-        pixels = cut(image, lambda width, height: random_box(width, height, augmentation, random), self.size)
-        return pixels[:, ::-1] if augmentation.flip and random.random() < 0.5 else pixels
+    def _crop(self, image: Image.Image, index: int) -> np.ndarray:
+        width, height = upright_size(image)
+        size = (self.size, self.size)
+        if self.augmentation is None:
+            return resize(image, center_box(width, height, self.test_crop), size)
+        rng = np.random.default_rng((self.seed, self.epoch, index))
+        pixels = resize(image, random_box(width, height, self.augmentation, rng), size)
+        return pixels[:, ::-1] if self.augmentation.flip and rng.random() < 0.5 else pixels
 
 
 class FeatureCrops:
     """Item i is the features (2, F) of one crop of image i, and its label.
 
-    That is the center crop or, with a seed, one of the random crops, drawn anew in every epoch.
+    It is the center crop or, with a seed, one of the random crops, drawn in every epoch.
     """
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, *, seed: int | None = None, epoch: int = 0) -> None:
         self.features, self.labels = features, labels  # (M, 1 + crops, 2, F), (M,)
-        self.chosen = np.zeros(len(labels), np.int64)  # (M,)
+        self.crops = np.zeros(len(labels), np.int64)  # (M,)
         if seed is not None:
-            self.chosen = np.random.default_rng((seed, epoch)).integers(1, features.shape[1], len(labels))
+            self.crops = np.random.default_rng((seed, epoch)).integers(1, features.shape[1], len(labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.features[index, self.chosen[index]].astype(np.float32), int(self.labels[index])
+        return self.features[index, self.crops[index]].astype(np.float32), int(self.labels[index])
 
 
 def random_crops(
     images: ImageList, size: int, augmentation: Augmentation, *, seed: int, epoch: int
 ) -> Crops | FeatureCrops:
-    """Images as a network sees them in an epoch of training: random crops, or precomputed features of random crops."""
+    """Items of a training epoch: random crops, or precomputed features of random crops."""
     if images.features is not None:
         return FeatureCrops(images.features, images.labels, seed=seed, epoch=epoch)
     return Crops(
@@ -116,84 +117,79 @@ def random_crops(
 
 
 def center_crops(images: ImageList, size: int, test_crop: float) -> Crops | FeatureCrops:
-    """Images as a trained network sees them: center crops, or precomputed features of center crops."""
+    """Items for evaluation: center crops, or precomputed features of center crops."""
     if images.features is not None:
         return FeatureCrops(images.features, images.labels)
     return Crops(images.open, images.labels, size=size, test_crop=test_crop, names=images.paths)
 
 
-def cut(image: Image.Image, choose_box: Callable[[int, int], Box], size: int) -> np.ndarray:
-    """The box that `choose_box(width, height)` gives, resized in one step: uint8 (size, size, 3) in RGB."""
-    return resized(image, choose_box(*upright_size(image)), (size, size))
-
-
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height once the image is turned as its camera says."""
+    """Width and height after the rotation by the EXIF orientation."""
     if image.format == "TIFF":
-        image.load()  # which turns it, and forgets that it did
-    return image.size[::-1] if _turned(image) >= 5 else image.size
+        image.load()  # rotates a TIFF and resets its orientation
+    return image.size[::-1] if _orientation(image) >= 5 else image.size
 
 
-def resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
-    """A box of the upright image at a size of (width, height): uint8 (height, width, 3) in RGB.
+def resize(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
+    """A box of the upright image, resized to (width, height): uint8 (height, width, 3) in RGB.
 
-    Where the box is larger than what is wanted of it, a JPEG is decoded at half, a quarter or an eighth.
+    If the box is larger than `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
     """
     full_width, _ = upright_size(image)
     if image.format == "JPEG":
-        share = max(size[0] / max(1.0, box[2] - box[0]), size[1] / max(1.0, box[3] - box[1]))
-        image.draft("RGB", (math.ceil(image.width * share), math.ceil(image.height * share)))
-    held = _turned(image)
-    if held > 1:
-        image = image.transpose(TURNS[held])
+        scale = max(size[0] / max(1.0, box[2] - box[0]), size[1] / max(1.0, box[3] - box[1]))
+        image.draft("RGB", (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+    orientation = _orientation(image)
+    if orientation > 1:
+        image = image.transpose(ROTATIONS[orientation])
     left, upper, right, lower = (edge * image.width / full_width for edge in box)
     box = (left, upper, min(right, image.width), min(lower, image.height))
     return np.asarray(as_rgb(image).resize(size, Image.Resampling.BILINEAR, box=box))
 
 
-def _turned(image: Image.Image) -> int:
-    """How the camera was held: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 on its side."""
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 rotated by 90 degrees."""
     if image.format not in ("JPEG", "TIFF", "WEBP", "PNG", "MPO"):
         return 1
     try:
-        held = image.getexif().get(0x0112, 1)
-    except Exception:  # remarks on an image that are damaged say nothing of its pixels
+        orientation = image.getexif().get(0x0112, 1)
+    except Exception:  # the pixels may be intact although the metadata is damaged
         return 1
-    return held if isinstance(held, int) and held in TURNS else 1
+    return orientation if isinstance(orientation, int) and orientation in ROTATIONS else 1
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as 8-bit RGB, transparency on white, 16-bit greys scaled down."""
+    """The first frame as 8-bit RGB, with transparency on white and 16-bit gray scaled down."""
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         gray = np.asarray(image, dtype=np.float64)
         return Image.fromarray((gray / (257 if gray.max() > 255 else 1)).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        paper = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(paper, image.convert("RGBA")).convert("RGB")
+        background = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 
 
-def center_box(width: int, height: int, share: float) -> Box:
-    """The center square whose side is a share of the shorter side: Resize(256) and CenterCrop(224) for 224 / 256."""
-    side = min(width, height) * share
+def center_box(width: int, height: int, fraction: float) -> Box:
+    """The center square with a fraction of the shorter side: 224 / 256 is Resize(256) and CenterCrop(224)."""
+    side = min(width, height) * fraction
     left, upper = (width - side) / 2, (height - side) / 2
     return left, upper, left + side, upper + side
 
 
-def random_box(width: int, height: int, augmentation: Augmentation, random: np.random.Generator) -> Box:
-    """A crop of random area and shape, as torchvision's RandomResizedCrop defines it."""
+def random_box(width: int, height: int, augmentation: Augmentation, rng: np.random.Generator) -> Box:
+    """A crop of random area and aspect ratio, as defined by torchvision's RandomResizedCrop."""
     lowest, highest = np.log(augmentation.crop_ratio)
     for _ in range(10):
-        area = width * height * random.uniform(*augmentation.crop_scale)
-        ratio = math.exp(random.uniform(lowest, highest))
+        area = width * height * rng.uniform(*augmentation.crop_scale)
+        ratio = math.exp(rng.uniform(lowest, highest))
         crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < crop_width <= width and 0 < crop_height <= height:
-            left = int(random.integers(width - crop_width + 1))
-            upper = int(random.integers(height - crop_height + 1))
+            left = int(rng.integers(width - crop_width + 1))
+            upper = int(rng.integers(height - crop_height + 1))
             return left, upper, left + crop_width, upper + crop_height
-    # Ten misses, as with a very long image: the largest center crop of an allowed shape.
+    # No crop fits, as in a very long image: use the largest center crop of an allowed aspect ratio.
     ratio = min(max(width / height, augmentation.crop_ratio[0]), augmentation.crop_ratio[1])
     crop_width, crop_height = min(width, round(height * ratio)), min(height, round(width / ratio))
     left, upper = (width - crop_width) // 2, (height - crop_height) // 2

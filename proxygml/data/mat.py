@@ -1,8 +1,8 @@
-"""Files of MATLAB 5, as far as annotations need: numbers, texts, cells and structs.
+"""Read MATLAB 5 files with annotations: numbers, strings, cells and structs.
 
-scipy.io.loadmat reads them too, but ends the whole process where the bytes of a file are damaged in some ways. As in
-MATLAB all is an array: numbers and texts (one for each row) come as lists, cells as lists of values, structs as lists
-of values by the name of the field; of what is of another kind nothing comes.
+Written here because some damaged files make scipy.io.loadmat crash the process. Everything is an array, as in MATLAB:
+numbers and strings (one per row) are lists, cells are lists of values, structs are dicts of lists of values. Other
+kinds of arrays are empty lists.
 """
 
 import math
@@ -13,26 +13,26 @@ from pathlib import Path
 import numpy as np
 
 Value = list | dict[str, list]
-NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # by type
-TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
+NUMBER_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 MATRIX, COMPRESSED = 14, 15
 CELL, STRUCT, CHAR, NUMERIC = 1, 2, 4, range(6, 16)  # classes of arrays
-LARGEST = 2**25  # bytes of a file, or of an array that was packed: the annotations of Cars196 have a quarter of that
-DEEPEST = 10  # arrays within arrays
+MAX_BYTES = 2**25  # of a file or a decompressed array: four times the annotations of Cars196
+MAX_DEPTH = 10  # of nested arrays
 
 
 def read(path: Path) -> dict[str, Value]:
-    """The arrays of a file by name; a ValueError where the bytes are no such file."""
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"it has more than {LARGEST:,} bytes")
+    """The arrays of a file by name; a ValueError if it is damaged or another kind of file."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     contents = path.read_bytes()
     order = {b"IM": "<", b"MI": ">"}.get(contents[126:128])
     if order is None:
-        raise ValueError("it does not begin as a file of MATLAB 5")
+        raise ValueError("it does not begin like a MATLAB 5 file")
     arrays = {}
     for kind, data in _elements(contents[128:], order, padded=False):
         if kind == COMPRESSED:
-            (kind, data), *_ = _elements(_unpacked(data), order)
+            (kind, data), *_ = _elements(_decompress(data), order)
         if kind == MATRIX:
             name, value = _array(data, order, 0)
             arrays[name] = value
@@ -40,29 +40,29 @@ def read(path: Path) -> dict[str, Value]:
 
 
 def _elements(contents: bytes, order: str, *, padded: bool = True) -> list[tuple[int, bytes]]:
-    """Type and bytes of each element; those in an array begin at multiples of eight bytes."""
-    found, place = [], 0
+    """Type and bytes of each element; inside an array, elements are padded to eight bytes."""
+    elements, place = [], 0
     while place < len(contents):
         if place + 8 > len(contents):
             raise ValueError("it ends within an element")
         kind, size = struct.unpack_from(f"{order}II", contents, place)
         start = place + 8
-        if kind >> 16:  # up to four bytes stand in the place of their number
+        if kind >> 16:  # a small element: up to four bytes in place of the size
             kind, size, start = kind & 0xFFFF, kind >> 16, place + 4
             place = start + 4
         else:
             place = start + (-(-size // 8) * 8 if padded or kind != COMPRESSED else size)
         if start + size > len(contents):
             raise ValueError(f"it ends before {size:,} bytes of an element")
-        found.append((kind, contents[start : start + size]))
-    return found
+        elements.append((kind, contents[start : start + size]))
+    return elements
 
 
-def _unpacked(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj()
-    contents = unpacker.decompress(data, LARGEST)
-    if unpacker.unconsumed_tail:
-        raise ValueError(f"an array has more than {LARGEST:,} bytes")
+def _decompress(data: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    contents = decompressor.decompress(data, MAX_BYTES)
+    if decompressor.unconsumed_tail:
+        raise ValueError(f"an array has more than {MAX_BYTES:,} bytes")
     return contents
 
 
@@ -70,43 +70,45 @@ def _array(contents: bytes, order: str, depth: int) -> tuple[str, Value]:
     """Name and value of an array."""
     if not contents:
         return "", []
-    if depth > DEEPEST:
-        raise ValueError(f"arrays lie more than {DEEPEST} deep in each other")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"arrays are nested more than {MAX_DEPTH} deep")
     (_, flags), (_, dimensions), (_, letters), *parts = _elements(contents, order)
     shape: list[int] = np.frombuffer(dimensions, f"{order}i4").tolist()
     kind, name = struct.unpack(f"{order}I", flags[:4])[0] & 0xFF, letters.decode("latin-1")
     if kind in NUMERIC and parts:
         return name, _numbers(*parts[0], order)
     if kind == CHAR and parts:
-        return name, _texts(*parts[0], order, rows=shape[0])
+        return name, _strings(*parts[0], order, rows=shape[0])
     if kind == CELL:
-        return name, [_array(part, order, depth + 1)[1] for _, part in _as_many(parts, math.prod(shape))]
+        return name, [_array(part, order, depth + 1)[1] for _, part in _check_count(parts, math.prod(shape))]
     if kind == STRUCT:
         (_, longest), (_, names), *parts = parts
         (width,) = struct.unpack(f"{order}I", longest)
         padded = [names[place : place + width] for place in range(0, len(names), max(1, width))]
         fields = [each.partition(b"\0")[0].decode("latin-1") for each in padded]
-        values = [_array(part, order, depth + 1)[1] for _, part in _as_many(parts, math.prod(shape) * len(fields))]
+        values = [_array(part, order, depth + 1)[1] for _, part in _check_count(parts, math.prod(shape) * len(fields))]
         return name, {field: values[place :: len(fields)] for place, field in enumerate(fields)}
     return name, []
 
 
-def _as_many(parts: list[tuple[int, bytes]], expected: int) -> list[tuple[int, bytes]]:
+def _check_count(parts: list[tuple[int, bytes]], expected: int) -> list[tuple[int, bytes]]:
     if len(parts) != expected or any(kind != MATRIX for kind, _ in parts):
-        raise ValueError(f"an array says that it has {expected:,} parts, and has {len(parts):,}")
+        raise ValueError(f"an array has {len(parts):,} parts, expected {expected:,}")
     return parts
 
 
 def _numbers(kind: int, data: bytes, order: str) -> list[float]:
-    if kind not in NUMBERS:
-        raise ValueError(f"numbers are of the unknown type {kind}")
-    return np.frombuffer(data, f"{order}{NUMBERS[kind]}").tolist()
+    if kind not in NUMBER_TYPES:
+        raise ValueError(f"numbers have the unknown type {kind}")
+    return np.frombuffer(data, f"{order}{NUMBER_TYPES[kind]}").tolist()
 
 
-def _texts(kind: int, data: bytes, order: str, *, rows: int) -> list[str]:
-    """A text for each row; their letters stand column by column."""
-    if kind not in TEXTS:
-        raise ValueError(f"texts are of the unknown type {kind}")
-    coding = TEXTS[kind] + ({"<": "-le", ">": "-be"}[order] if "utf-16" in TEXTS[kind] or "32" in TEXTS[kind] else "")
+def _strings(kind: int, data: bytes, order: str, *, rows: int) -> list[str]:
+    """A string for each row; characters are stored column by column."""
+    if kind not in ENCODINGS:
+        raise ValueError(f"strings have the unknown type {kind}")
+    coding = ENCODINGS[kind] + (
+        {"<": "-le", ">": "-be"}[order] if "utf-16" in ENCODINGS[kind] or "32" in ENCODINGS[kind] else ""
+    )
     letters = data.decode(coding)
     return [letters[row::rows] for row in range(rows)] if letters and 0 < rows <= len(letters) else []

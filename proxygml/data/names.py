@@ -1,4 +1,7 @@
-"""Texts in one block of memory: a million paths are not a million objects."""
+"""Strings in one block of memory, so that a million paths take little more than their characters.
+
+numpy's StringDType cannot hold file names that are not UTF-8 and can be saved only with pickle.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,39 +9,39 @@ from typing import overload
 
 import numpy as np
 
-TOGETHER = 2**16  # texts that exist at a time while others are made of them
+CHUNK = 2**16  # Python strings that exist at a time during a conversion
 
 
 class Names(Sequence[str]):
-    """A sequence of texts that can only grow. Equal to any sequence of the same texts."""
+    """An append-only sequence of strings, equal to any sequence of the same strings."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._block = bytearray()
-        self._ends = array("q")  # where each text ends
+        self._ends = array("q")  # of each string in the block
         for text in texts:
             self.append(text)
 
     def append(self, text: str) -> None:
-        self._block += text.encode("utf-8", "surrogateescape")  # names of files may be no text
+        self._block += text.encode("utf-8", "surrogateescape")  # file names need not be UTF-8
         self._ends.append(len(self._block))
 
     def extend(self, others: "Names") -> None:
-        """All texts of another sequence after these."""
+        """Append all strings of another sequence."""
         before = len(self._block)
         self._block += others._block
         self._ends.frombytes((np.frombuffer(others._ends, dtype=np.int64) + before).tobytes())
 
-    def packed(self) -> tuple[np.ndarray, np.ndarray]:
-        """All texts as bytes (B,) one after another, and where each ends (M,): what `unpacked` takes."""
+    def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The characters as bytes (B,) and the end of each string (M,)."""
         return np.frombuffer(self._block, dtype=np.uint8), np.frombuffer(self._ends, dtype=np.int64)
 
     @classmethod
-    def unpacked(cls, block: np.ndarray, ends: np.ndarray) -> "Names":
-        """What `packed` gave; a ValueError where these are no texts."""
+    def from_arrays(cls, block: np.ndarray, ends: np.ndarray) -> "Names":
+        """The inverse of `to_arrays`; a ValueError for other arrays."""
         if block.dtype != np.uint8 or ends.dtype != np.int64 or (np.diff(ends, prepend=0, append=len(block)) < 0).any():
-            raise ValueError(f"expected bytes and rising ends of texts, got {block.dtype} and {ends.dtype}")
+            raise ValueError(f"expected bytes and increasing ends of strings, got {block.dtype} and {ends.dtype}")
         if (ends[-1] if len(ends) else 0) != len(block):
-            raise ValueError(f"expected texts of {len(block)} bytes, got an end at {ends[-1:]}")
+            raise ValueError(f"expected strings of {len(block)} bytes, got an end at {ends[-1:]}")
         names = cls()
         names._block += block.tobytes()
         names._ends.frombytes(ends.tobytes())
@@ -60,12 +63,12 @@ class Names(Sequence[str]):
         return self._bytes(places[index]).decode("utf-8", "surrogateescape")
 
     def take(self, indices: np.ndarray) -> "Names":
-        """Those at some places, in the order of these."""
+        """The strings at these indices."""
         taken = Names()
         lengths = np.diff(np.frombuffer(self._ends, dtype=np.int64), prepend=0)[indices]
         taken._ends.frombytes(lengths.cumsum(dtype=np.int64).tobytes())
-        for start in range(0, len(indices), TOGETHER):
-            taken._block += b"".join(map(self._bytes, indices[start : start + TOGETHER].tolist()))
+        for start in range(0, len(indices), CHUNK):
+            taken._block += b"".join(map(self._bytes, indices[start : start + CHUNK].tolist()))
         return taken
 
     def _bytes(self, place: int) -> bytes:
@@ -81,7 +84,7 @@ class Names(Sequence[str]):
             return NotImplemented
         return len(self) == len(other) and all(own == theirs for own, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # as of any sequence that can grow
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(list(self), dtype=dtype or str)

@@ -7,25 +7,21 @@ import numpy as np
 from proxygml.data import ImageList
 from proxygml.data.check import Counts
 from proxygml.data.folder import list_images
-from proxygml.data.table import image_list
+from proxygml.data.splits import image_list
 from proxygml.files import check_texts, one_line, reject_zip_bomb
 
-WHERE = "Omniglot (Lake et al., 2015), repository brendenlake/omniglot, folder python"
-LICENCE = "MIT"
 PUBLISHED = Counts(train_classes=964, train_images=19_280, test_classes=659, test_images=13_180)
-
 PARTS = ("background", "evaluation")  # the authors' names for train and test; they share no alphabet
+KINDS = ("x", "y", "names")
 PACKED = "omniglot28.npz"
 
 
 def load(root: Path) -> tuple[ImageList, ImageList]:
-    """What to train on and what to test on; a class is called alphabet/character.
+    """Training and test images; a class is alphabet/character.
 
-    `root` holds images_background/ and images_evaluation/, or it is omniglot28.npz or the folder that holds it. The
-    images stay as they are stored, so the two differ: a PNG has black ink (0) on white paper (255), 105 x 105, the
-    npz has white ink (255) on black paper (0), 28 x 28, in memory. A model knows the one it was trained on.
+    `root` contains images_background/ and images_evaluation/, or is omniglot28.npz or its folder. The two forms differ:
+    the PNGs are black (0) on white (255), 105 x 105; the npz is white (255) on black (0), 28 x 28, in memory.
     """
-    root = Path(root)
     packed = root / PACKED if root.is_dir() else root
     folders = [root / f"images_{part}" for part in PARTS]
     if all(folder.is_dir() for folder in folders):
@@ -38,22 +34,20 @@ def load(root: Path) -> tuple[ImageList, ImageList]:
 
 
 def _read_packed(file: Path) -> tuple[ImageList, ImageList]:
-    """Both lists from x_<part> (M, H, W), y_<part> (M,) and names_<part> (C,)."""
-    expected = [f"{kind}_{part}" for part in PARTS for kind in ("x", "y", "names")]
+    """Both splits from x_<part> (M, H, W), y_<part> (M,) and names_<part> (C,)."""
+    expected = [f"{kind}_{part}" for part in PARTS for kind in KINDS]
     try:
-        # Opened here because np.load leaves a broken zip open.
+        # opened here because np.load leaves a broken zip open
         with file.open("rb") as opened:
             reject_zip_bomb(opened)
             with np.load(opened, allow_pickle=False) as stored:
-                arrays = {name: np.asarray(stored[name]) for name in expected if name in stored}  # some may be bytes
-    except Exception as error:  # which one a damaged file raises is nowhere promised
+                arrays = {name: np.asarray(stored[name]) for name in expected if name in stored}
+    except Exception as error:  # damaged files raise many kinds of errors
         raise ValueError(f"cannot read {file} as an npz file, fetch it again: {one_line(error)}") from error
     for name in expected:
         if name not in arrays:
             raise ValueError(f"{file}: expected the arrays {', '.join(expected)}, got no {name}")
-    train, test = (
-        _packed_list(file, part, arrays[f"x_{part}"], arrays[f"y_{part}"], arrays[f"names_{part}"]) for part in PARTS
-    )
+    train, test = (_packed_list(file, part, *(arrays[f"{kind}_{part}"] for kind in KINDS)) for part in PARTS)
     return train, test
 
 
@@ -67,8 +61,8 @@ def _packed_list(file: Path, part: str, pixels: np.ndarray, classes: np.ndarray,
     if classes.dtype.kind not in "iu" or not len(classes):
         raise ValueError(f"{file}: expected y_{part} as whole numbers, got {len(classes)} of {classes.dtype}")
     if classes.min() < 0 or classes.max() >= len(names):
-        came = f"{classes.min()}..{classes.max()}"
-        raise ValueError(f"{file}: expected y_{part} to point into the {len(names)} names_{part}, got {came}")
+        got = f"{classes.min()}..{classes.max()}"
+        raise ValueError(f"{file}: expected y_{part} to index the {len(names)} names_{part}, got {got}")
     drawings = [0] * len(names)  # of each class so far
     paths: list[str] = []
     for number in classes.tolist():

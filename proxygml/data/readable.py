@@ -27,7 +27,7 @@ def readable_images(
     Fills the cache, if there is one, up to `max_bytes`. With `sample`, only a random sample of a very long list is
     decoded: enough to detect a wrong folder or a damaged disk.
     """
-    fits = cache is not None and cache.least_bytes(len(images)) <= max_bytes
+    fits = cache is not None and cache.min_bytes(len(images)) <= max_bytes
     if sample and not fits and not skip_broken and len(images) > MAX_CHECKED:
         if cache is not None:
             warnings.warn(
@@ -35,7 +35,7 @@ def readable_images(
                 "raise cache_gigabytes",
                 stacklevel=2,
             )
-        sampled = images.only(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
+        sampled = images.select(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
         without_problems(sampled, find_problems(sampled, decode=True, progress=progress), skip=False)
         return images
     if cache is None:

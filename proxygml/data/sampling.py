@@ -1,10 +1,10 @@
-"""Which images make up each batch of an epoch; (seed, epoch) decide it alone."""
+"""Batches of an epoch as image indices; they depend only on (seed, epoch)."""
 
 import math
 
 import numpy as np
 
-RUN, WINDOW = 1024, 8  # neighbors that are read together, and how many such runs are mixed
+RUN, WINDOW = 1024, 8  # consecutive images that are read together, and runs that are mixed
 
 
 def draw_batches(
@@ -28,33 +28,33 @@ def draw_batches(
     if sampler == "streamed":
         return streamed(len(labels), batch_size, **rng)
     if sampler == "two streams":
-        return two_streams(labels, batch_size, images_per_class, share=structured_fraction, **rng)
+        return two_streams(labels, batch_size, images_per_class, fraction=structured_fraction, **rng)
     if sampler == "neighboring" and class_distances is not None:
         return neighboring(labels, batch_size, images_per_class, class_distances, **rng)
     return balanced(labels, batch_size, images_per_class, **rng)
 
 
 def shuffled(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Every image once, in an order that (seed, epoch) decides; the last batch may be smaller, but holds two or more.
+    """Every image once; the last batch may be smaller.
 
-    A single image left over would have no batch statistics, so it joins the batch before it.
+    A single last image would have no batch statistics, so it joins the batch before.
     """
-    return _cut(np.random.default_rng((seed, epoch)).permutation(images), batch_size)
+    return _split(np.random.default_rng((seed, epoch)).permutation(images), batch_size)
 
 
 def streamed(images: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Every image once, as `shuffled`, but from few places at a time: for images that are best read in their order.
+    """Every image once, as `shuffled`, but almost in the order of the files, for tar files on a distant disk.
 
-    Runs of RUN neighbors are put into a random order, and then images are shuffled among WINDOW runs that follow.
+    Runs of RUN consecutive images are shuffled, then the images within each WINDOW of runs.
     """
-    random = np.random.default_rng((seed, epoch))
+    rng = np.random.default_rng((seed, epoch))
     runs = np.split(np.arange(images), range(RUN, images, RUN))
-    order = [runs[run] for run in random.permutation(len(runs))]
+    order = [runs[run] for run in rng.permutation(len(runs))]
     windows = [np.concatenate(order[start : start + WINDOW]) for start in range(0, len(order), WINDOW)]
-    return _cut(np.concatenate([random.permutation(window) for window in windows]), batch_size)
+    return _split(np.concatenate([rng.permutation(window) for window in windows]), batch_size)
 
 
-def _cut(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+def _split(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
     cuts = list(range(batch_size, len(order), batch_size))
     if cuts and len(order) - cuts[-1] == 1:
         cuts.pop()
@@ -62,18 +62,18 @@ def _cut(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
 
 
 def balanced(labels: np.ndarray, batch_size: int, images_per_class: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """P classes with K images each, P K = batch_size, as many batches as it takes to draw M images: labels (M,).
+    """P classes with K images each, P K = batch_size, in enough batches to draw M images: labels (M,).
 
-    Every class comes as often as any other, give or take one. An image comes again within a batch only where its class
-    has fewer than K.
+    All classes are drawn equally often, plus or minus one. An image repeats within a batch only if its class has fewer
+    than K images.
     """
-    random = np.random.default_rng((seed, epoch))
+    rng = np.random.default_rng((seed, epoch))
     members = _images_by_class(labels)
     classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
     batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
     return [
-        _draw(members, classes, images_per_class, random)
-        for classes in _classes_in_turn(len(members), classes_per_batch, batches, random)
+        _draw(members, classes, images_per_class, rng)
+        for classes in _classes_in_turn(len(members), classes_per_batch, batches, rng)
     ]
 
 
@@ -87,42 +87,41 @@ def neighboring(
     seed: int,
     epoch: int,
 ) -> list[np.ndarray]:
-    """Like `balanced`, but the classes of a batch are random ones, each with the group - 1 classes nearest to it.
+    """Like `balanced`, but a batch has random classes, each with its group - 1 nearest classes.
 
-    labels (M,), class_distances (C, C) floats. Where a class is near to two, a random one takes its second place.
+    labels (M,), class_distances (C, C). Random classes replace repeated ones.
     """
-    random = np.random.default_rng((seed, epoch))
+    rng = np.random.default_rng((seed, epoch))
     members = _images_by_class(labels)
     if class_distances.shape != (len(members), len(members)):
         raise ValueError(
-            f"expected distances between the {len(members)} classes that have images, got {class_distances.shape}"
+            f"expected distances between the {len(members)} classes with images, got {class_distances.shape}"
         )
     classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
     batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
     group = min(group, classes_per_batch)
     drawn = []
-    for anchors in _classes_in_turn(len(members), classes_per_batch // group, batches, random):
-        apart = class_distances[anchors]  # (anchors, C)
-        apart[np.arange(len(anchors)), anchors] = -np.inf  # a class is its own nearest
-        nearest = np.argsort(apart, axis=1, kind="stable")[:, :group]
-        wanted = [*nearest.ravel(), *random.permutation(len(members))]
-        classes = list(dict.fromkeys(int(label) for label in wanted))[:classes_per_batch]
-        drawn.append(_draw(members, classes, images_per_class, random))
+    for anchors in _classes_in_turn(len(members), classes_per_batch // group, batches, rng):
+        distances = class_distances[anchors]  # (anchors, C)
+        distances[np.arange(len(anchors)), anchors] = -np.inf  # a class is its own nearest
+        nearest = np.argsort(distances, axis=1, kind="stable")[:, :group]
+        candidates = [*nearest.ravel(), *rng.permutation(len(members))]
+        classes = list(dict.fromkeys(int(label) for label in candidates))[:classes_per_batch]
+        drawn.append(_draw(members, classes, images_per_class, rng))
     return drawn
 
 
 def two_streams(
-    labels: np.ndarray, batch_size: int, images_per_class: int, *, share: float = 0.75, seed: int, epoch: int
+    labels: np.ndarray, batch_size: int, images_per_class: int, *, fraction: float = 0.75, seed: int, epoch: int
 ) -> list[np.ndarray]:
-    """Batches that begin with a share of balanced images and end with shuffled ones: labels (M,).
+    """Batches that begin with a fraction of balanced images and end with shuffled ones: labels (M,).
 
-    Each stream goes round by itself and is drawn anew when it has ended, wherever the epoch is. The lengths of the two
-    have no common divisor, so that an image of one meets ever other images of the other. Where too few classes
-    fill the first share, batches are smaller, so that it remains that share.
+    Each stream restarts with a new order when it ends, independently of the epoch. Their lengths are coprime, so that
+    their images meet in ever new combinations. If too few classes fill the balanced fraction, batches are smaller.
     """
-    room = images_per_class * len(np.unique(labels))
-    batch_size = min(batch_size, round(room / share))
-    first_size = round(share * batch_size)
+    available = images_per_class * len(np.unique(labels))
+    batch_size = min(batch_size, round(available / fraction))
+    first_size = round(fraction * batch_size)
     second_size = batch_size - first_size
     whole_classes = images_per_class * math.ceil(first_size / images_per_class)
     first_length = len(balanced(labels, whole_classes, images_per_class, seed=seed, epoch=0))
@@ -130,7 +129,7 @@ def two_streams(
     while math.gcd(first_length, second_length) > 1:
         second_length -= 1
     batches = math.ceil(len(labels) / batch_size)
-    first: dict[int, list[np.ndarray]] = {}  # by how often the stream has gone round
+    first: dict[int, list[np.ndarray]] = {}  # by pass through the stream
     second: dict[int, np.ndarray] = {}
     drawn = []
     for step in range(epoch * batches, (epoch + 1) * batches):
@@ -146,7 +145,7 @@ def two_streams(
 
 
 def _images_by_class(labels: np.ndarray) -> list[np.ndarray]:
-    """Image numbers class by class, in the order of their labels, of which there may be gaps between."""
+    """Image indices of each class that has images, in the order of the labels."""
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
@@ -156,18 +155,18 @@ def _classes_per_batch(classes: int, batch_size: int, images_per_class: int) -> 
     count = min(classes, batch_size // images_per_class)
     if count < 2:
         raise ValueError(
-            f"expected room for two classes of {images_per_class} images each in a batch of {batch_size}: "
+            f"expected two classes of {images_per_class} images each to fit in a batch of {batch_size}: "
             "raise batch_size or lower images_per_class"
         )
     return count
 
 
-def _classes_in_turn(classes: int, per_batch: int, batches: int, random: np.random.Generator) -> list[np.ndarray]:
-    """For each batch some classes, none twice; all classes come before any comes again."""
+def _classes_in_turn(classes: int, per_batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Different classes for each batch; all classes are drawn before any is drawn again."""
     waiting, drawn = np.empty(0, dtype=np.int64), []
     for _ in range(batches):
         if len(waiting) < per_batch:
-            again = random.permutation(classes)
+            again = rng.permutation(classes)
             waiting = np.concatenate([waiting, again[~np.isin(again, waiting)], again[np.isin(again, waiting)]])
         drawn.append(waiting[:per_batch])
         waiting = waiting[per_batch:]
@@ -175,12 +174,12 @@ def _classes_in_turn(classes: int, per_batch: int, batches: int, random: np.rand
 
 
 def _draw(
-    members: list[np.ndarray], classes: np.ndarray | list[int], images_per_class: int, random: np.random.Generator
+    members: list[np.ndarray], classes: np.ndarray | list[int], images_per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Some images of each class, without repetition where it has enough."""
+    """Images of each class, without repetition if it has enough."""
     return np.concatenate(
         [
-            random.choice(members[label], images_per_class, replace=len(members[label]) < images_per_class)
+            rng.choice(members[label], images_per_class, replace=len(members[label]) < images_per_class)
             for label in classes
         ]
     )

@@ -1,12 +1,84 @@
-"""Splits by class: images to train on and images to choose the best epoch on."""
+"""Splits by class: training and test images, and classes held out to choose the best epoch."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from proxygml.data import ImageList
+from proxygml.data.names import Names
+
+Class = TypeVar("Class", str, int)  # a name or an id
+
+
+def image_list(
+    paths: Sequence[str],
+    classes: Sequence[Class],
+    *,
+    root: Path | None,
+    class_names: Mapping[Class, str] | None = None,
+    pixels: np.ndarray | None = None,
+) -> ImageList:
+    """Image i is `paths[i]` of class `classes[i]`; the labels 0..C-1 follow the sorted classes.
+
+    `class_names` maps ids to names; without it, a class is its own name.
+    """
+    present = sorted(set(classes))
+    labels = {name: label for label, name in enumerate(present)}
+    return ImageList(
+        paths=paths,
+        labels=np.fromiter((labels[name] for name in classes), dtype=np.int64, count=len(classes)),  # (M,)
+        class_names=tuple(str(name) if class_names is None else class_names[name] for name in present),
+        root=root,
+        pixels=pixels,
+    )
+
+
+def split_images(
+    paths: Sequence[str],
+    classes: Sequence[Class],
+    is_test: Sequence[bool],
+    *,
+    root: Path,
+    class_names: Mapping[Class, str] | None = None,
+) -> tuple[ImageList, ImageList]:
+    """Training images and test images, each made by `image_list`."""
+    tests = sum(is_test)
+    if not 0 < tests < len(paths):
+        raise ValueError(
+            f"{root}: expected training images and test images, got {len(paths) - tests} and {tests}: "
+            "the list is truncated or has only one split"
+        )
+    paths = paths if isinstance(paths, Names) else Names(paths)
+    train, test = (
+        image_list(paths.take(indices), [classes[i] for i in indices.tolist()], root=root, class_names=class_names)
+        for indices in (np.flatnonzero(np.equal(is_test, side)) for side in (False, True))
+    )
+    return train, test
+
+
+def split_classes(names: Iterable[str], *, test_fraction: float, seed: int) -> set[str]:
+    """The test classes: `test_fraction` of the classes, at least one, leaving at least one for training.
+
+    They are the first by a hash of seed and name, so a new class moves at most one other to the other side.
+    """
+    names = set(names)
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"expected test_fraction between 0 and 1, got {test_fraction}: 0.5 tests on half the classes")
+    if len(names) < 2:
+        raise ValueError(f"expected at least 2 classes to divide into train and test, got {len(names)}")
+    count = min(max(round(test_fraction * len(names)), 1), len(names) - 1)
+
+    def digest(name: str) -> bytes:
+        return hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogatepass")).digest()  # names need not be UTF-8
+
+    return set(sorted(names, key=digest)[:count])
 
 
 def hold_out(images: ImageList, fraction: float) -> tuple[ImageList, ImageList | None]:
-    """Images of the training classes and of the held-out classes; None where the fraction is under two classes."""
+    """Images of the training classes and of the held-out classes; None if the fraction is less than two classes."""
     classes = len(images.class_names)
     if classes < 2:
         raise ValueError("expected at least two classes to train on, got one: add classes, or lower --test-fraction")
@@ -16,4 +88,4 @@ def hold_out(images: ImageList, fraction: float) -> tuple[ImageList, ImageList |
     if classes - count < 2:
         raise ValueError(f"held_out {fraction} leaves {classes - count} of {classes} classes to train on: lower it")
     order = np.random.default_rng(0).permutation(classes)  # the same classes for every seed, so that seeds compare
-    return images.of_classes(np.sort(order[count:])), images.of_classes(np.sort(order[:count]))
+    return images.select_classes(order[count:]), images.select_classes(order[:count])

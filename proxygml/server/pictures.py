@@ -10,8 +10,8 @@ from html import escape
 from PIL import Image
 
 from proxygml.data import open_image
-from proxygml.data.check import MOST_PIXELS as MOST_SHOWN
-from proxygml.data.images import resized, upright_size
+from proxygml.data.check import MAX_PIXELS as MOST_SHOWN
+from proxygml.data.images import resize, upright_size
 from proxygml.server.space import Space
 
 SIDES = (96, 224, 512)  # pixels of the longer side; no other size is made
@@ -58,7 +58,7 @@ def shrunk(image: Image.Image, side: int) -> bytes:
     width, height = upright_size(image)
     share = min(1.0, side / max(width, height))
     size = max(1, round(width * share)), max(1, round(height * share))
-    small = Image.fromarray(resized(image, (0, 0, width, height), size))
+    small = Image.fromarray(resize(image, (0, 0, width, height), size))
     contents = io.BytesIO()
     small.save(contents, **({"format": "PNG"} if share == 1 else {"format": "JPEG", "quality": 85}))
     return contents.getvalue()

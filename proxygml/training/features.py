@@ -45,7 +45,7 @@ def with_features(
     if len(readable) < len(images):
         if not recipe.skip_broken:
             readable_images(images, progress=checked)  # raises an error that says what is wrong
-        images, features = images.only(readable), features[readable]
+        images, features = images.select(readable), features[readable]
     return replace(images, features=features)
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from proxygml.data import ImageList
 from proxygml.data.images import Crops, FeatureCrops
-from proxygml.data.loading import loaded
+from proxygml.data.loading import load_batches
 from proxygml.distributed.batch_norm import join_batch_norms
 from proxygml.distributed.checkpoints import load_shards, save_shards
 from proxygml.distributed.collectives import gather_rows, sum_over_processes
@@ -156,7 +156,7 @@ class TrainingLoop:
             collate_fn=collate,
             pin_memory=self.fabric.device.type == "cuda",
         )
-        return loaded(loader)
+        return load_batches(loader)
 
     def weights(self) -> dict[str, dict]:
         """What is trained, but for proxies that are spread over processes."""

@@ -1,4 +1,4 @@
-"""Large photos, decoded and shrunk once."""
+"""The cache of shrunk photos."""
 
 import os
 import pickle
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from proxygml.data import ImageList, cache
-from proxygml.data.cache import Cache, shrunk
+from proxygml.data.cache import Cache, shrink
 from proxygml.data.images import Crops
 from tests.data.test_images import gradient
 
@@ -40,7 +40,7 @@ def size_of(copies: Cache, images: ImageList, index: int) -> tuple[int, int]:
         return image.size
 
 
-def test_a_copy_is_the_photo_upright_and_small(copies: Cache, images: ImageList) -> None:
+def test_copy_is_the_shrunk_photo(copies: Cache, images: ImageList) -> None:
     assert copies.fill(images, PLENTY) == []
     assert len(list(copies.folder.iterdir())) == 3
     copy = copies.open(images.file(0))
@@ -48,41 +48,41 @@ def test_a_copy_is_the_photo_upright_and_small(copies: Cache, images: ImageList)
     assert np.abs(np.asarray(copy, dtype=int) - np.asarray(gradient(48, 32))).max() <= 10
 
 
-def test_crops_from_copies_look_like_crops_from_photos(copies: Cache, images: ImageList) -> None:
+def test_crops_equal_crops_of_photos(copies: Cache, images: ImageList) -> None:
     copies.fill(images, PLENTY)
     ours, _ = Crops(replace(images, open_file=copies.open).open, images.labels, size=16)[1]
     theirs, _ = Crops(images.open, images.labels, size=16)[1]
     assert np.abs(ours.astype(int) - theirs).max() <= 10
 
 
-def test_a_photo_on_its_side_is_kept_upright(tmp_path: Path) -> None:
+def test_copy_is_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     gradient(240, 160).transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=95, exif=exif)
     with Image.open(tmp_path / "turned.jpg") as photo:
-        copy = shrunk(photo, 32)
+        copy = shrink(photo, 32)
     assert copy.shape == (32, 48, 3)
     assert np.abs(copy.astype(int) - np.asarray(gradient(48, 32))).max() <= 10
 
 
-def test_a_photo_that_is_small_already_has_no_copy(copies: Cache, tmp_path: Path) -> None:
+def test_small_photo_has_no_copy(copies: Cache, tmp_path: Path) -> None:
     images = photos(tmp_path / "photos", size=(48, 32))
     assert copies.fill(images, PLENTY) == []
     assert list(copies.folder.iterdir()) == []
     assert size_of(copies, images, 0) == (48, 32)
 
 
-def test_copies_are_made_once(copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photo_is_decoded_once(copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyPatch) -> None:
     copies.fill(images, PLENTY)
-    monkeypatch.setattr(cache, "shrunk", lambda *_: pytest.fail("it was decoded again"))
+    monkeypatch.setattr(cache, "shrink", lambda *_: pytest.fail("it was decoded again"))
     assert copies.fill(images, PLENTY) == []
 
 
-def test_a_photo_that_changes_gets_a_new_copy(copies: Cache, images: ImageList) -> None:
+def test_changed_photo_gets_a_new_copy(copies: Cache, images: ImageList) -> None:
     copies.fill(images, PLENTY)
-    old = copies.copy_of(images.file(1))
+    old = copies.copy_path(images.file(1))
     Image.new("RGB", (240, 160), "white").save(images.root / "1.jpg")
-    assert copies.copy_of(images.file(1)) != old
+    assert copies.copy_path(images.file(1)) != old
     assert size_of(copies, images, 1) == (240, 160)  # the photo itself: never the old copy
     copies.fill(images, PLENTY)
     assert np.asarray(copies.open(images.file(1))).min() > 250
@@ -90,7 +90,7 @@ def test_a_photo_that_changes_gets_a_new_copy(copies: Cache, images: ImageList) 
     assert size_of(copies, images, 1) == (240, 160)
 
 
-def test_broken_photos_are_told_as_without_a_cache(copies: Cache, images: ImageList) -> None:
+def test_fill_reports_broken_photos(copies: Cache, images: ImageList) -> None:
     whole = (images.root / "1.jpg").read_bytes()
     (images.root / "1.jpg").write_bytes(whole[: len(whole) // 2])
     (images.root / "2.jpg").unlink()
@@ -100,31 +100,29 @@ def test_broken_photos_are_told_as_without_a_cache(copies: Cache, images: ImageL
     assert problems[1].reason.startswith("missing")
 
 
-def test_a_damaged_copy_gives_way_to_the_photo(copies: Cache, images: ImageList) -> None:
+def test_damaged_copy_is_ignored(copies: Cache, images: ImageList) -> None:
     copies.fill(images, PLENTY)
-    for damage in (b"", b"nonsense", copies.copy_of(images.file(0)).read_bytes()[:500]):
-        copies.copy_of(images.file(0)).write_bytes(damage)
+    for damage in (b"", b"nonsense", copies.copy_path(images.file(0)).read_bytes()[:500]):
+        copies.copy_path(images.file(0)).write_bytes(damage)
         assert size_of(copies, images, 0) == (240, 160)
 
 
-def test_what_has_no_room_is_decoded_every_time(copies: Cache, images: ImageList) -> None:
+def test_max_bytes(copies: Cache, images: ImageList) -> None:
     with pytest.warns(UserWarning, match="no room in .* for 1 of 3 images"):
         copies.fill(images, 2 * COPY + 500)
     assert sorted(size_of(copies, images, index) for index in range(3)) == [(48, 32), (48, 32), (240, 160)]
 
 
-def test_copies_of_other_photos_give_way_oldest_first(copies: Cache, tmp_path: Path) -> None:
+def test_oldest_other_copies_are_deleted(copies: Cache, tmp_path: Path) -> None:
     old, new = photos(tmp_path / "old", count=2), photos(tmp_path / "new", count=1)
     copies.fill(old, PLENTY)
-    os.utime(copies.copy_of(old.file(1)), ns=(0, 0))
+    os.utime(copies.copy_path(old.file(1)), ns=(0, 0))
     copies.fill(new, 2 * COPY + 500)
     assert size_of(copies, new, 0) == (48, 32)
-    assert [copies.copy_of(old.file(index)).exists() for index in range(2)] == [True, False]
+    assert [copies.copy_path(old.file(index)).exists() for index in range(2)] == [True, False]
 
 
-def test_a_full_disk_costs_speed_and_nothing_else(
-    copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk(copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -135,6 +133,6 @@ def test_a_full_disk_costs_speed_and_nothing_else(
     assert size_of(copies, images, 0) == (240, 160)
 
 
-def test_it_goes_to_other_processes(copies: Cache, images: ImageList) -> None:
+def test_pickle(copies: Cache, images: ImageList) -> None:
     copies.fill(images, PLENTY)
     assert size_of(pickle.loads(pickle.dumps(copies)), images, 0) == (48, 32)

@@ -1,4 +1,4 @@
-"""Cars196 in both forms: divided by class, whatever split the files carry."""
+"""Cars196 in both layouts."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.data.conftest import CARS, car_names, genuine, write_image, write_mat
 
 
 def write_devkit(root, *, annotations="devkit"):
-    """The same cars in the second form; the first five are in cars_train, the others in cars_test."""
+    """The same cars in the second layout; the first five are in cars_train, the others in cars_test."""
     parts = {"cars_train": CARS[:5], "cars_test": CARS[5:]}
     files = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
     for part, rows in parts.items():
@@ -19,7 +19,7 @@ def write_devkit(root, *, annotations="devkit"):
     return root
 
 
-def test_the_first_98_classes_train_and_the_others_test(cars_tree):
+def test_split_by_class(cars_tree):
     train, test = cars.load(cars_tree)
     assert train.class_names == ("Maker Model1 Sedan 2012", "Maker Model98 Sedan 2012")
     assert test.class_names == ("Maker Model99 Sedan 2012", "Maker Model196 Sedan 2012")
@@ -30,7 +30,7 @@ def test_the_first_98_classes_train_and_the_others_test(cars_tree):
 
 
 @pytest.mark.parametrize("annotations", ["devkit", "."])
-def test_the_devkit_form_gives_the_same_classes(cars_tree, tmp_path, annotations):
+def test_devkit_gives_the_same_classes(cars_tree, tmp_path, annotations):
     root = write_devkit(tmp_path / "other", annotations=annotations)
     for one, other in zip(cars.load(cars_tree), cars.load(root), strict=True):
         assert one.labels.tolist() == other.labels.tolist()
@@ -38,7 +38,7 @@ def test_the_devkit_form_gives_the_same_classes(cars_tree, tmp_path, annotations
         assert find_problems(other, decode=True) == []
 
 
-def test_the_devkit_form_takes_names_from_cars_meta_and_else_ids(tmp_path):
+def test_devkit_names_come_from_cars_meta(tmp_path):
     from scipy.io import savemat
 
     root = write_devkit(tmp_path)
@@ -48,14 +48,14 @@ def test_the_devkit_form_takes_names_from_cars_meta_and_else_ids(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cars_train_annos.mat", "cars_test_annos_withlabels.mat"])
-def test_a_missing_annotation_file_is_named_with_what_to_do(tmp_path, name):
+def test_missing_annotation_file(tmp_path, name):
     root = write_devkit(tmp_path)
     (root / "devkit" / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"no {name} in .*: unpack Cars196 there, see docs/datasets.md"):
         cars.load(root)
 
 
-def test_test_annotations_without_classes_are_refused(tmp_path):
+def test_annotations_without_classes(tmp_path):
     from scipy.io import savemat
 
     root = write_devkit(tmp_path)
@@ -75,27 +75,27 @@ def test_test_annotations_without_classes_are_refused(tmp_path):
         (("/etc/passwd", 99), r"cars_annos.mat, row 2: expected a path inside .* got '/etc/passwd'"),
     ],
 )
-def test_a_bad_row_is_named_by_file_and_number(tmp_path, row, complaint):
+def test_bad_row(tmp_path, row, complaint):
     write_mat_annotations(tmp_path / "cars_annos.mat", "relative_im_path", [("car_ims/1.jpg", 1), row], names=True)
     with pytest.raises(ValueError, match=complaint):
         cars.load(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 20, 200, -30])
-def test_a_damaged_file_is_named(cars_tree, kept):
+def test_damaged_file(cars_tree, kept):
     whole = (cars_tree / "cars_annos.mat").read_bytes()
     (cars_tree / "cars_annos.mat").write_bytes(whole[:kept])
     with pytest.raises(ValueError, match=r"cars_annos.mat"):
         cars.load(cars_tree)
 
 
-def test_a_file_without_names_is_refused(tmp_path):
+def test_missing_class_names(tmp_path):
     write_mat_annotations(tmp_path / "cars_annos.mat", "relative_im_path", [("1.jpg", 1), ("2.jpg", 99)])
     with pytest.raises(ValueError, match=r"cars_annos.mat: expected class_names of 196 classes, got 0"):
         cars.load(tmp_path)
 
 
-def test_the_genuine_file_gives_the_published_counts():
+def test_published_counts():
     train, test = cars.load(genuine("annotations/Cars196"))
     assert compare_counts(train, test, cars.PUBLISHED) == []
     assert train.class_names[0] == "AM General Hummer SUV 2000"

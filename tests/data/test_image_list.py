@@ -22,31 +22,31 @@ def test_images_open_from_memory_or_from_files(tmp_path: Path) -> None:
         assert image.size == (3, 2)
 
 
-def test_a_choice_of_classes_is_numbered_anew_in_its_own_order() -> None:
-    chosen = three_classes().of_classes([2, 0])
+def test_select_classes() -> None:
+    chosen = three_classes().select_classes([2, 0])
     assert chosen.paths == ["a", "d", "e"]
-    assert chosen.labels.tolist() == [1, 0, 1]
-    assert chosen.class_names == ("z", "x")
+    assert chosen.labels.tolist() == [0, 1, 0]
+    assert chosen.class_names == ("x", "z")
     assert chosen.open(1).getpixel((0, 0)) == 3
 
 
-def test_a_choice_of_images_keeps_only_their_classes() -> None:
-    chosen = three_classes().only(np.array([1, 3]))
+def test_select() -> None:
+    chosen = three_classes().select(np.array([1, 3]))
     assert chosen.paths == ["b", "d"]
     assert chosen.labels.tolist() == [0, 1]
     assert chosen.class_names == ("y", "z")
     assert chosen.open(1).getpixel((0, 0)) == 3
 
 
-def test_the_first_images_of_each_class_are_kept_in_their_order() -> None:
+def test_limit_class_size() -> None:
     images = ImageList(list("abcdefg"), np.array([1, 0, 1, 1, 0, 0, 0]), ("x", "y"))
-    assert images.first_of_each(2).paths == ["a", "b", "c", "e"]
-    assert images.first_of_each(2).labels.tolist() == [1, 0, 1, 0]
-    assert images.first_of_each(3).paths == ["a", "b", "c", "d", "e", "f"]
-    assert images.first_of_each(99).paths == images.paths
+    assert images.limit_class_size(2).paths == ["a", "b", "c", "e"]
+    assert images.limit_class_size(2).labels.tolist() == [1, 0, 1, 0]
+    assert images.limit_class_size(3).paths == ["a", "b", "c", "d", "e", "f"]
+    assert images.limit_class_size(99).paths == images.paths
 
 
-def test_a_dataset_is_loaded_with_so_many_images_of_each_class() -> None:
+def test_load_with_max_class_size() -> None:
     whole, some = (load("glyphs", classes=5, max_class_size=most) for most in (None, 3))
     for all_images, first in zip(whole, some, strict=True):
         assert np.bincount(first.labels).tolist() == [3] * 5
@@ -63,11 +63,11 @@ def test_a_dataset_is_loaded_with_so_many_images_of_each_class() -> None:
         ([-1, 0, 1, 2, 2], "expected labels 0..2"),
     ],
 )
-def test_labels_that_do_not_count_from_zero_without_gaps_are_refused(labels: list, message: str) -> None:
+def test_invalid_labels(labels: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageList(["a", "b", "c", "d", "e"], np.array(labels), ("x", "y", "z"))
 
 
-def test_an_unknown_dataset_is_named_with_the_known_ones() -> None:
+def test_unknown_dataset() -> None:
     with pytest.raises(ValueError, match=r"among glyphs.*, got 'mnist'"):
         load("mnist")

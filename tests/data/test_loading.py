@@ -1,4 +1,4 @@
-"""Processes that load batches: what they hear of signals."""
+"""DataLoader workers and signals."""
 
 import multiprocessing
 import os
@@ -9,11 +9,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 from proxygml.cli.stopping import told_to_go_on
-from proxygml.data.loading import LostLoaderError, loaded
+from proxygml.data.loading import WorkerKilledError, load_batches
 
 
 class Blocked:
-    """As items the signals that the process blocks which loads them."""
+    """Items are the signals that the worker blocks."""
 
     def __len__(self) -> int:
         return 4
@@ -22,16 +22,16 @@ class Blocked:
         return {int(one) for one in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 
 
-def test_processes_hear_of_their_end_but_not_of_control_c() -> None:
+def test_workers_block_sigint_only() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    for blocked in loaded(DataLoader(Blocked(), batch_size=None, num_workers=2)):
+    for blocked in load_batches(DataLoader(Blocked(), batch_size=None, num_workers=2)):
         assert signal.SIGINT in blocked
         assert signal.SIGTERM not in blocked
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
 class Killed:
-    """Items of which the first ends the process that loads it."""
+    """The first item kills its worker."""
 
     def __len__(self) -> int:
         return 100
@@ -43,11 +43,11 @@ class Killed:
         return number
 
 
-def test_after_one_was_killed_the_others_end_although_this_program_answers_sigterm_itself() -> None:
+def test_killed_worker_ends_the_others() -> None:
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with pytest.raises(LostLoaderError, match="was killed"):
-            list(loaded(DataLoader(Killed(), batch_size=None, num_workers=2)))
+        with pytest.raises(WorkerKilledError, match="was killed"):
+            list(load_batches(DataLoader(Killed(), batch_size=None, num_workers=2)))
         for process in multiprocessing.active_children():
             process.terminate()
             process.join(60)
@@ -56,9 +56,9 @@ def test_after_one_was_killed_the_others_end_although_this_program_answers_sigte
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_killed_one_or_a_stop_may_be_told_by_any_error_and_how_to_go_on_is_said_all_the_same() -> None:
+def test_how_to_resume_is_reported() -> None:
     said = r"was killed .*\. When that is mended, give it again"
-    with pytest.raises(LostLoaderError, match=said), told_to_go_on(lambda: "give it again"):
+    with pytest.raises(WorkerKilledError, match=said), told_to_go_on(lambda: "give it again"):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     with pytest.raises(KeyboardInterrupt, match="give it again"), told_to_go_on(lambda: "give it again"):
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()

@@ -1,4 +1,4 @@
-"""Files of MATLAB 5, compared with scipy, which wrote them."""
+"""MATLAB 5 files, compared with scipy."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.data.conftest import genuine
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_scipy_writes_is_read(tmp_path: Path, packed: bool) -> None:
+def test_reads_what_scipy_writes(tmp_path: Path, packed: bool) -> None:
     rows = np.empty((1, 2), dtype=[("name", object), ("box", object)])
     rows[0, 0], rows[0, 1] = ("owl é 猫", np.arange(6).reshape(2, 3)), ("", np.array([[2.5]]))
     cells = np.empty((2, 2), object)
@@ -24,7 +24,7 @@ def test_what_scipy_writes_is_read(tmp_path: Path, packed: bool) -> None:
     assert (found["number"], found["many"], found["nothing"], found["complex"]) == ([-7], ["ab", "cd", "ef"], [], [1])
 
 
-def test_the_genuine_annotations_are_what_scipy_reads() -> None:
+def test_published_annotations_equal_scipys() -> None:
     file = genuine("annotations/Cars196") / "cars_annos.mat"
     found, expected = mat.read(file), loadmat(file)
     assert found["class_names"] == [name.tolist() for name in expected["class_names"].ravel()]
@@ -40,14 +40,14 @@ def test_the_genuine_annotations_are_what_scipy_reads() -> None:
         (lambda whole: whole[:132] + b"\xff\xff\xff\x7f" + whole[136:], "ends before 2,147,483,647 bytes"),
     ],
 )
-def test_damage_is_named(tmp_path: Path, damage, said: str) -> None:
+def test_damaged_file(tmp_path: Path, damage, said: str) -> None:
     savemat(tmp_path / "a.mat", {"number": np.arange(9)})
     (tmp_path / "a.mat").write_bytes(damage((tmp_path / "a.mat").read_bytes()))
     with pytest.raises(ValueError, match=said):
         mat.read(tmp_path / "a.mat")
 
 
-def test_arrays_that_swell_or_lie_in_each_other_without_end_are_refused(tmp_path: Path) -> None:
+def test_large_and_deeply_nested_arrays(tmp_path: Path) -> None:
     savemat(tmp_path / "large.mat", {"zeros": np.zeros(2**22)}, do_compression=True)
     with pytest.raises(ValueError, match="more than 33,554,432 bytes"):
         mat.read(tmp_path / "large.mat")

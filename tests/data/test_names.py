@@ -1,4 +1,4 @@
-"""Many texts in little memory, that behave as a sequence of texts."""
+"""Compact sequences of strings."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_charac
 
 
 @given(texts=TEXTS, data=st.data())
-def test_names_are_a_sequence_of_the_texts_they_were_made_of(texts: list[str], data: st.DataObject) -> None:
+def test_names_equal_a_list(texts: list[str], data: st.DataObject) -> None:
     names = Names(texts)
     assert len(names) == len(texts)
     assert list(names) == texts
@@ -33,34 +33,34 @@ def test_names_are_a_sequence_of_the_texts_they_were_made_of(texts: list[str], d
         assert names[place] == texts[place]
 
 
-def test_a_place_beyond_the_end_is_an_error_and_bytes_that_are_no_text_survive() -> None:
+def test_index_error_and_non_utf8() -> None:
     assert Names(["\udcff.jpg"])[0] == "\udcff.jpg"
     with pytest.raises(IndexError):
         Names(["a"])[1]
 
 
-def test_a_long_table_takes_little_more_memory_than_its_text(tmp_path: Path) -> None:
-    """A list of Python's texts would take about 100 bytes for each image beside its characters."""
-    lines, classes = 50_000, 200
+def test_memory_of_a_long_table(tmp_path: Path) -> None:
+    """A list of Python strings would take about 100 bytes per image besides its characters."""
+    lines, classes = 20_000, 200
     file = tmp_path / "table.csv"
     file.write_text("path,label\n" + "".join(f"{row:08d}.jpg,{row % classes}\n" for row in range(lines)))
-    table.load(file)  # imports what it needs
+    table.load(file)  # does the imports
     tracemalloc.start()
     both = table.load(file)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(map(len, both)) == lines
-    assert taken / lines < 12 + 8 + 8 + 12  # characters, where each ends, its label, and some to spare
+    assert taken / lines < 12 + 8 + 8 + 12  # characters, end, label and a margin
 
 
-def test_texts_can_be_joined_and_kept_as_arrays() -> None:
+def test_extend_and_arrays() -> None:
     first, second = Names(["a", "", "caf\u00e9"]), Names(["no text: \udcff", "z"])
     joined = Names()
     for names in (first, second, Names()):
         joined.extend(names)
     assert list(joined) == [*first, *second]
-    assert Names.unpacked(*joined.packed()) == joined
-    assert list(Names.unpacked(*Names().packed())) == []
+    assert Names.from_arrays(*joined.to_arrays()) == joined
+    assert list(Names.from_arrays(*Names().to_arrays())) == []
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_texts_can_be_joined_and_kept_as_arrays() -> None:
         (np.zeros(3, np.uint8), np.empty(0, np.int64)),
     ],
 )
-def test_arrays_that_are_no_texts_are_refused(block: np.ndarray, ends: np.ndarray) -> None:
+def test_invalid_arrays(block: np.ndarray, ends: np.ndarray) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Names.unpacked(block, ends)
+        Names.from_arrays(block, ends)

@@ -34,7 +34,7 @@ def packed(path, **changes):
     return path
 
 
-def test_a_class_of_the_folders_is_alphabet_and_character(png_tree):
+def test_folders(png_tree):
     train, test = omniglot.load(png_tree)
     assert train.class_names == ("Alphabet_of_the_Magi/character01", "Alphabet_of_the_Magi/character02")
     assert test.class_names == ("Angelic/character01", "Angelic/character02")
@@ -43,7 +43,7 @@ def test_a_class_of_the_folders_is_alphabet_and_character(png_tree):
     assert find_problems(train, decode=True) == []
 
 
-def test_the_packed_file_keeps_its_pixels_and_numbers_the_drawings(tmp_path):
+def test_packed_file(tmp_path):
     train, test = omniglot.load(packed(tmp_path / "omniglot28.npz"))
     assert train.paths == [f"Greek/character0{c}/0{k}" for c, k in ((1, 1), (2, 1), (2, 2), (1, 2))]
     assert train.labels.tolist() == [0, 1, 1, 0]
@@ -52,12 +52,12 @@ def test_the_packed_file_keeps_its_pixels_and_numbers_the_drawings(tmp_path):
     assert (np.asarray(test.open(0)) == 1).all()
 
 
-def test_the_root_may_hold_the_packed_file(tmp_path):
+def test_root_may_contain_the_packed_file(tmp_path):
     packed(tmp_path / "omniglot28.npz")
     assert len(omniglot.load(tmp_path)[0]) == 4
 
 
-def test_a_missing_folder_is_named_with_what_to_do(tmp_path):
+def test_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no images_background and no omniglot28.npz in .*: unpack Omniglot"):
         omniglot.load(tmp_path)
 
@@ -66,25 +66,25 @@ def test_a_missing_folder_is_named_with_what_to_do(tmp_path):
     ("changes", "complaint"),
     [
         ({"y_evaluation": None}, "got no y_evaluation"),
-        ({"y_evaluation": np.array([0, 1])}, "expected y_evaluation to point into the 1 names_evaluation"),
+        ({"y_evaluation": np.array([0, 1])}, "expected y_evaluation to index the 1 names_evaluation"),
         ({"x_evaluation": np.zeros((2, 28, 28))}, "expected x_evaluation .* uint8"),
         ({"x_evaluation": np.zeros((3, 28, 28), np.uint8)}, r"got \(3, 28, 28\) uint8 and \(2,\)"),
         ({"names_evaluation": np.array([{}], dtype=object)}, "cannot read .* as an npz file"),
     ],
 )
-def test_a_packed_file_of_another_form_is_refused(tmp_path, changes, complaint):
+def test_invalid_packed_file(tmp_path, changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         omniglot.load(packed(tmp_path / "omniglot28.npz", **changes))
 
 
-def test_a_damaged_packed_file_is_named(tmp_path):
+def test_damaged_packed_file(tmp_path):
     path = packed(tmp_path / "omniglot28.npz")
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match=r"cannot read .*omniglot28.npz as an npz file, fetch it again"):
         omniglot.load(tmp_path)
 
 
-def test_the_genuine_file_gives_the_published_counts_and_white_ink_on_black_paper():
+def test_published_counts_and_colors():
     train, test = omniglot.load(genuine("omniglot28.npz"))
     assert compare_counts(train, test, omniglot.PUBLISHED) == []
     assert len(set(train.paths)) == len(train)

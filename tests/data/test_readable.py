@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from proxygml.data import ImageList, readable
 from proxygml.data.cache import Cache
 from proxygml.data.images import Crops
-from proxygml.data.loading import loaded
+from proxygml.data.loading import load_batches
 
 COUNT, SAMPLE = 40, 5
 
@@ -36,7 +36,7 @@ def counts(images: ImageList, **options: object) -> tuple[int, int]:
 
 def test_long_lists_are_sampled(images: ImageList) -> None:
     assert counts(images, sample=True) == (COUNT, SAMPLE)
-    assert counts(images.only(np.arange(COUNT - 1)), sample=True) == (COUNT - 1, COUNT - 1)
+    assert counts(images.select(np.arange(COUNT - 1)), sample=True) == (COUNT - 1, COUNT - 1)
     assert counts(images) == (COUNT, COUNT)
 
 
@@ -54,7 +54,7 @@ def test_sample_detects_a_wrong_folder(images: ImageList) -> None:
 
 def test_small_cache_is_not_filled(images: ImageList, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", side=16)
-    size = cache.least_bytes(COUNT)
+    size = cache.min_bytes(COUNT)
     with pytest.warns(UserWarning, match="40 photos do not fit in .* GB .* raise cache_gigabytes"):
         assert counts(images, cache=cache, max_bytes=size - 1, sample=True) == (COUNT, SAMPLE)
     assert not cache.folder.exists()
@@ -78,5 +78,5 @@ def test_read_error_in_training_names_the_image(images: ImageList, workers: int,
     damage(images.file(3))
     crops = Crops(images.open, images.labels, size=8, names=images.paths)
     with pytest.raises(OSError, match=f"^3.png cannot be read any more: .*(?i:{reason})") as caught:
-        list(loaded(DataLoader(crops, batch_size=10, num_workers=workers)))
+        list(load_batches(DataLoader(crops, batch_size=10, num_workers=workers)))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Stanford Online Products: two lists, whose classes keep their ids as names."""
+"""Stanford Online Products."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from proxygml.data.check import compare_counts, find_problems
 from tests.data.conftest import genuine
 
 
-def test_either_list_is_labeled_from_zero_and_keeps_the_ids_as_names(sop_tree):
+def test_labels_and_names(sop_tree):
     train, test = sop.load(sop_tree)
     assert train.class_names == ("1", "2", "3")
     assert test.class_names == ("4", "5", "6")
@@ -17,12 +17,12 @@ def test_either_list_is_labeled_from_zero_and_keeps_the_ids_as_names(sop_tree):
     assert find_problems(train, decode=True) + find_problems(test, decode=True) == []
 
 
-def test_the_root_may_be_the_folder_that_holds_the_data(sop_tree):
+def test_root_may_be_the_parent_folder(sop_tree):
     assert sop.load(sop_tree.parent)[1].root == sop_tree
 
 
 @pytest.mark.parametrize("name", ["Ebay_train.txt", "Ebay_test.txt"])
-def test_a_missing_list_is_named_with_what_to_do(sop_tree, name):
+def test_missing_list(sop_tree, name):
     (sop_tree / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"no {name} in .*: unpack Stanford_Online_Products there, see docs"):
         sop.load(sop_tree)
@@ -37,32 +37,32 @@ def test_a_missing_list_is_named_with_what_to_do(sop_tree, name):
         ("9 3 1 ../a.JPG", "Ebay_train.txt, line 10: expected a path inside"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(sop_tree, line, complaint):
+def test_bad_line(sop_tree, line, complaint):
     with (sop_tree / "Ebay_train.txt").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(ValueError, match=complaint):
         sop.load(sop_tree)
 
 
-def test_another_header_is_refused(sop_tree):
+def test_other_header(sop_tree):
     (sop_tree / "Ebay_test.txt").write_text("1 1 1 bicycle_final/1.JPG\n")
     with pytest.raises(ValueError, match=r"Ebay_test.txt, line 1: expected the header 'image_id class_id"):
         sop.load(sop_tree)
 
 
-def test_an_empty_list_is_refused(sop_tree):
+def test_empty_list(sop_tree):
     (sop_tree / "Ebay_test.txt").write_text("image_id class_id super_class_id path\n")
     with pytest.raises(ValueError, match=r"Ebay_test.txt: expected a line for each image, got none"):
         sop.load(sop_tree)
 
 
-def test_a_path_may_hold_spaces_and_any_script(sop_tree):
+def test_any_path_is_kept(sop_tree):
     with (sop_tree / "Ebay_train.txt").open("a", encoding="utf-8") as file:
         file.write("9 3 1 sofa_final/Stühle <b>\u2028 椅子.JPG\n")
     assert sop.load(sop_tree)[0].paths[-1] == "sofa_final/Stühle <b>\u2028 椅子.JPG"
 
 
-def test_the_genuine_lists_give_the_published_counts():
+def test_published_counts():
     train, test = sop.load(genuine("annotations/Stanford_Online_Products"))
     assert compare_counts(train, test, sop.PUBLISHED) == []
     assert (train.class_names[0], train.class_names[-1]) == ("1", "11318")
