@@ -155,7 +155,7 @@ def test_every_epoch_draws_other_crops_and_a_test_takes_the_center() -> None:
     labels = np.zeros(40, np.int64)
     test = FeatureCrops(some, labels)
     assert [int(test[index][0].item()) for index in range(40)] == list(range(0, 160, 4))
-    first, again, second = (FeatureCrops(some, labels, seed=0, epoch=epoch).chosen for epoch in (0, 0, 1))
+    first, again, second = (FeatureCrops(some, labels, seed=0, epoch=epoch).crops for epoch in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (first != second).any()
     assert set(first) == {1, 2, 3}
