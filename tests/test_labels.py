@@ -117,7 +117,8 @@ def test_a_loss_refuses_labels_of_no_class(name: str) -> None:
             loss(torch.from_numpy(VECTORS), labels)
 
 
-def test_more_classes_than_a_float_can_count_are_told_apart() -> None:
+@pytest.mark.slow
+def test_more_than_2_to_24_classes_stay_distinct() -> None:
     classes = 2**24 + 4  # above 2**24 float32 knows every second whole number only
     settings = {"proxies_per_class": 1, "links": 1, "proxy_weight": 0, "mask_softmax": False}
     with pytest.warns(UserWarning, match="no negative is linked"):  # so that the own proxies alone have a gradient

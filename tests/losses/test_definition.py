@@ -57,6 +57,7 @@ def test_vmap_gives_the_loss_of_each_batch(loss: ProxyGMLLoss, embeddings: Tenso
     torch.testing.assert_close(found, torch.stack([loss(batch, LABELS) for batch in batches]))
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph(loss: ProxyGMLLoss, embeddings: Tensor) -> None:
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     expected = gradients_of(loss, embeddings)

@@ -47,7 +47,7 @@ def test_where_lengths_count_they_may_not_overflow(case: Case) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tamed_vectors_keep_their_direction_to_the_last_digit(dtype: torch.dtype) -> None:
+def test_rescaled_vectors_keep_their_direction(dtype: torch.dtype) -> None:
     most = torch.finfo(dtype)
     vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=dtype)
     lengths = torch.tensor([1, most.max / 8, most.tiny * 8, most.tiny / 64, 1e-12, 0], dtype=dtype)[:, None]

@@ -108,7 +108,7 @@ def test_fused_runs_for_few_proxies_that_fit_in_memory(fits: bool, classes: int,
 @pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularized"), TABLE_1)
 @settings(max_examples=50, deadline=None)
 @given(problem=problems(), literal=st.booleans(), path=st.sampled_from(list(PATHS)))
-def test_value_and_gradients_equal_the_papers_equations_on_every_path(
+def test_every_implementation_equals_the_oracle(
     dtype: torch.dtype,
     positive_mask: bool,
     mask_softmax: bool,
@@ -177,9 +177,7 @@ def test_gradcheck_passes_for_every_row_of_the_ablation(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("per_class", [32, 33, 200])
-def test_proxies_whose_scores_are_as_far_apart_as_can_be_are_classified_in_finite_numbers(
-    per_class: int, dtype: torch.dtype
-) -> None:
+def test_extreme_proxy_scores_have_a_finite_loss(per_class: int, dtype: torch.dtype) -> None:
     angles = torch.zeros(2, per_class, dtype=torch.float64)  # all but one of class 0 are opposite to class 1, and
     angles[0, 0] = angles[1] = math.pi  # that one has a Z^p of 2 - N for its own class and N for the other
     angles += torch.rand(angles.shape, generator=torch.Generator().manual_seed(0)) / 10
@@ -198,7 +196,7 @@ def test_proxies_whose_scores_are_as_far_apart_as_can_be_are_classified_in_finit
 
 
 @pytest.mark.parametrize("per_class", [12, 32, 33])
-def test_proxies_that_are_told_apart_almost_for_certain_have_a_loss_of_almost_nothing(per_class: int) -> None:
+def test_tiny_proxy_loss_is_accurate(per_class: int) -> None:
     """Z^p has errors of a millionth of N in float32, and the loss is not to have them too."""
     torch.manual_seed(0)
     loss = loss_with(torch.eye(40)[:, None] + torch.randn(40, per_class, 40) / 1000, proxy_weight=1, links=1)

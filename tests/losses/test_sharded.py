@@ -16,7 +16,7 @@ from proxygml.distributed.collectives import gather_rows
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, distributed_topk, initial_proxies
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")]
 SIZES = (1, 2, 3, 4)
 CLASSES, PER_CLASS, DIMENSION = 11, 3, 6  # 11 classes: no number of processes above 1 divides them
 TABLE_1 = [
@@ -24,7 +24,7 @@ TABLE_1 = [
     for positive, mask, weight in itertools.product([False, True], [False, True], [0.0, 0.3])
 ]
 OPTIONS = [
-    *({"links": links, **row} for links, row in itertools.product([1, 2, 8, 33], TABLE_1)),
+    *({"links": links, **row} for links, row in itertools.product([1, 8, 33], TABLE_1)),
     {"links": 8, "scale": 5.0, "literal_mask": True},
     {"links": 8, "proxy_weight": 0.0, "sparse_gradient": True},
     {"links": 8, "proxy_rows": 10_000},
