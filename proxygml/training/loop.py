@@ -1,4 +1,4 @@
-"""A network that learns: epoch by epoch, in one process or in several that share each batch; and its state."""
+"""TrainingLoop: trains network and loss epoch by epoch, in one process or several; saves and restores their state."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,36 +20,38 @@ from proxygml.distributed.checkpoints import load_shards, save_shards
 from proxygml.distributed.collectives import gather_rows, sum_over_processes
 from proxygml.losses.proxygml.settings import choose_links
 from proxygml.training import build
-from proxygml.training.monitor import StepMonitor, are_finite, terms_of
+from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
 from proxygml.training.recipe import Recipe
+
+PREFETCH = 4  # batches that each worker prepares ahead for a GPU; torch's default is 2
 
 
 def learning_rate_factor(recipe: Recipe, epoch: float) -> float:
-    """What the learning rates are multiplied by at this (fractional) epoch."""
+    """The factor of the learning rates at this (fractional) epoch."""
     if recipe.schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * epoch / recipe.epochs))
     return recipe.decay_factor ** sum(epoch >= milestone for milestone in recipe.decay)
 
 
-def narrowed_links(recipe: Recipe, num_classes: int, epoch: int) -> int:
-    """k in an epoch, counted from 0, of a run whose ratio falls from `start_ratio` to `ratio`."""
-    done = epoch / max(1, recipe.epochs - 1)
-    ratio = cast(float, recipe.start_ratio) ** (1 - done) * recipe.ratio**done
+def scheduled_links(recipe: Recipe, num_classes: int, epoch: int) -> int:
+    """k in an epoch, counted from 0, while the ratio decreases from `start_ratio` to `ratio`."""
+    progress = epoch / max(1, recipe.epochs - 1)
+    ratio = cast(float, recipe.start_ratio) ** (1 - progress) * recipe.ratio**progress
     return choose_links(num_classes, recipe.proxies_per_class, ratio)
 
 
 class TrainingLoop:
-    """Network, loss and optimizer, and the images they learn from.
+    """Network, loss and optimizer, and the training images.
 
-    Of several processes each has its part of a batch, and from all embeddings the loss of the whole batch.
+    Each of several processes embeds a part of a batch; the loss is that of the whole batch in each of them.
     """
 
     def __init__(self, recipe: Recipe, fabric: Fabric, model: nn.Module, images: ImageList) -> None:
         self.recipe, self.fabric, self.images = recipe, fabric, images
-        self.place = "the beginning"
-        self.skipped = 0  # steps in a row
+        self.position = "the start"  # later "epoch 2, step 5"
+        self.skipped_in_a_row = 0
         loss = build.build_loss(recipe, len(images.class_names))
-        # Settings that give no batches, or images too small for the network, are found now, before there is a folder.
+        # Fail before a folder is created if no batch can be drawn or the images are too small for the network.
         build.draw_batches(recipe, images.labels, loss, epoch=0)
         with torch.no_grad():
             model.eval()(torch.from_numpy(build.test_crops(recipe, images)[0][0])[None])
@@ -72,102 +74,97 @@ class TrainingLoop:
         embed: Callable[[], tuple[Tensor, Tensor]],
         progress: Callable[[int, int, float], None],
     ) -> dict[str, float]:
-        """Every training image once; mean losses and the learning rates at the end.
+        """Train on every image once; returns mean losses and the learning rates at the end.
 
-        `embed` gives embeddings (M, D) and labels (M,) of all training images to a loss that asks for them; `progress`
-        is told (step, of how many in all epochs, loss). A step whose gradient has NaN or infinity in it is skipped and
-        counted in `skipped_steps`; too many in a row are an error.
+        `embed` returns embeddings (M, D) and labels (M,) of all training images for losses that need them; `progress`
+        receives (step, steps in all epochs, loss). A step with NaN or infinity in its gradient is skipped and counted
+        in `skipped_steps`; too many in a row are an error.
         """
         recipe, optimizer = self.recipe, self.optimizer
         begin_epoch = getattr(self.loss, "begin_epoch", None)
         if begin_epoch is not None:
             begin_epoch(epoch, embed)
         self.model.train()
-        if recipe.freeze_batch_norm:
-            _keep_statistics(self.model)
-        for name in recipe.frozen:
-            for module in self.model.trunk.stage_modules(name):
-                _keep_statistics(module)
+        frozen = [module for name in recipe.frozen for module in self.model.trunk.stage_modules(name)]
+        for module in [self.model] if recipe.freeze_batch_norm else frozen:
+            _freeze_statistics(module)
         for parameter in self.trunk:
             parameter.requires_grad_(epoch not in recipe.warmup)
         if recipe.start_ratio is not None:
-            self.loss.links = narrowed_links(recipe, len(self.images.class_names), epoch)  # type: ignore[assignment]
+            self.loss.links = scheduled_links(recipe, len(self.images.class_names), epoch)  # type: ignore[assignment]
 
         batches = build.draw_batches(recipe, self.images.labels, self.loss, epoch)
-        monitor = StepMonitor(self.fabric.device, in_a_row=self.skipped)
+        monitor = StepMonitor(self.fabric.device, in_a_row=self.skipped_in_a_row)
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
-            self.place = f"epoch {epoch + 1}, step {step + 1}"
+            self.position = f"epoch {epoch + 1}, step {step + 1}"
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
             for group in optimizer.param_groups:
                 group["lr"] = group["base_rate"] * factor
-            device = self.fabric.device
-            value = self._loss_of(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
-            optimizer.zero_grad()
-            self.fabric.backward(value)
-            finite = self._gradient_is_finite()
-            self._step(finite)
+            value, finite = self.train_step(images, labels)
             try:
-                monitor.add(terms_of(self.loss, value), finite, len(batches[step]))
+                monitor.add(loss_terms(self.loss, value), finite, len(batches[step]))
             except ValueError as error:
-                raise ValueError(f"{self.place}: {error}") from error
+                raise ValueError(f"{self.position}: {error}") from error
             progress(epoch * len(batches) + step + 1, recipe.epochs * len(batches), monitor.value)
-        means, self.skipped = monitor.means(), monitor.in_a_row
+        means, self.skipped_in_a_row = monitor.means(), monitor.in_a_row
         return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
-    def _step(self, finite: Tensor) -> None:
-        """A step of the optimizer, unless the gradient is not finite; a fused one finds that out on its device."""
-        inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # what Fabric has wrapped
-        if self.recipe.precision == "16-mixed":  # GradScaler skips such a step, and lowers its scale
-            self.optimizer.step()
-        elif inner.defaults.get("fused") and not self.recipe.sparse_gradient:
-            inner.found_inf = (~finite).float()
-            self.optimizer.step()
-        elif finite:
-            self.optimizer.step()
+    def train_step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """One step on this process's part of a batch: images (b, 3, H, W), labels (b,) -> loss, is_finite.
 
-    def _gradient_is_finite(self) -> Tensor:
-        """Whether no gradient of any process has NaN or infinity in it."""
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        finite = are_finite(gradients)
-        if self.fabric.world_size > 1:  # each process knows only its own sharded proxies
+        If a gradient is not finite, no parameter changes. With a fused optimizer nothing is read from the device.
+        """
+        device = self.fabric.device
+        value = self._compute_loss(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
+        self.optimizer.zero_grad()
+        self.fabric.backward(value)
+        finite = are_finite([p.grad for group in self.optimizer.param_groups for p in group["params"]])
+        if self.fabric.world_size > 1:  # sharded proxies differ between processes
             finite = sum_over_processes((~finite).float()) == 0
-        return finite
+        inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Fabric wraps it
+        fused = inner.defaults.get("fused") and not self.recipe.sparse_gradient
+        if fused and self.recipe.precision != "16-mixed":
+            inner.found_inf = (~finite).float()
+        if fused or self.recipe.precision == "16-mixed" or finite:  # 16-mixed: GradScaler skips the step
+            self.optimizer.step()
+        return value, finite
 
-    def _loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch, of which several processes have a part each: images (b, 3, H, W), labels (b,)."""
+    def _compute_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the whole batch from this process's part: images (b, 3, H, W), labels (b,)."""
         embeddings = self.model(images)  # (b, D)
-        if self.fabric.world_size == 1 or self.recipe.shard:  # which gathers them itself
+        if self.fabric.world_size == 1 or self.recipe.shard:  # the sharded loss gathers them itself
             return self.loss(embeddings, labels)
         embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
-        chance = self.fabric.broadcast(torch.get_rng_state())  # dropout has drawn differently for other images
-        with torch.random.fork_rng(devices=[]):  # what the loss draws at random is the same everywhere
-            torch.set_rng_state(chance)
+        random_state = self.fabric.broadcast(torch.get_rng_state())  # dropout has made them different
+        with torch.random.fork_rng(devices=[]):  # random numbers in the loss must be the same in all processes
+            torch.set_rng_state(random_state)
             return self.loss(embeddings, labels)
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each batch of an epoch the part of this process: images (b, 3, H, W), labels (b,); it may be empty."""
+        """This process's part of each batch: images (b, 3, H, W), labels (b,); b may be 0."""
         crops = build.training_crops(self.recipe, self.images, epoch)
         parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
-        collate = partial(_collate, crops=crops)
+        cuda, workers = self.fabric.device.type == "cuda", self.recipe.workers
         loader: DataLoader = DataLoader(
-            crops,  # type: ignore[arg-type]  # they are no Dataset, but have what it needs: a length and items
-            batch_sampler=parts,  # type: ignore[arg-type]  # arrays do as well as lists
-            num_workers=self.recipe.workers,
-            collate_fn=collate,
-            pin_memory=self.fabric.device.type == "cuda",
+            crops,  # type: ignore[arg-type]  # has a length and items, as a Dataset
+            batch_sampler=parts,  # type: ignore[arg-type]  # arrays instead of lists
+            num_workers=workers,
+            collate_fn=partial(_collate, crops=crops),
+            pin_memory=cuda,
+            prefetch_factor=PREFETCH if cuda and workers else None,
         )
         return load_batches(loader)
 
     def weights(self) -> dict[str, dict]:
-        """What is trained, but for proxies that are spread over processes."""
+        """The weights of network and loss, without sharded proxies."""
         return {"model": self.model.state_dict(), "loss": {} if self.recipe.shard else self.loss.state_dict()}
 
     def state(self) -> dict:
-        """What `restore` needs; of proxies that are spread each process keeps its own with `save_shards`."""
+        """The state for `restore`, without sharded proxies: see `save_shards`."""
         optimizer = self.optimizer.state_dict()
         if self.recipe.shard:
-            (place,) = optimizer["param_groups"][-1]["params"]
-            optimizer["state"][place] = {"step": optimizer["state"][place]["step"]}
+            (proxies,) = optimizer["param_groups"][-1]["params"]
+            optimizer["state"][proxies] = {"step": optimizer["state"][proxies]["step"]}
         return self.weights() | {
             "optimizer": optimizer,
             "random_state": torch.get_rng_state(),
@@ -175,26 +172,27 @@ class TrainingLoop:
         }
 
     def save_shards(self, folder: Path) -> None:
+        """Write the sharded proxies; all processes must call it."""
         save_shards(folder, self._shards(), len(self.images.class_names))
 
     def restore(self, state: dict) -> None:
-        """Go on from a state; proxies that are spread lie in its folder "shards"."""
+        """Continue from a state; `state["shards"]` is the folder of sharded proxies."""
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             if not self.recipe.shard:
                 self.loss.load_state_dict(state["loss"])
             torch.set_rng_state(state["random_state"])
-        except Exception as error:  # of what does not fit, torch raises whatever it stumbles over
+        except Exception as error:  # torch raises many types for a state that does not fit
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         if self.recipe.shard:
             load_shards(state["shards"], self._shards(), len(self.images.class_names), state["shard_checksums"])
 
     def _shards(self) -> dict[str, Tensor]:
-        """The proxies here and Adam's moments of them: (classes here, N, D) each."""
+        """This process's proxies and Adam's moments of them: (classes here, N, D) each."""
         proxies = cast(nn.Parameter, self.loss.proxies)
         state = self.optimizer.state[proxies]
-        state.setdefault("step", torch.zeros((), device=proxies.device))  # where every step so far was skipped
+        state.setdefault("step", torch.zeros((), device=proxies.device))  # absent if every step was skipped
         for name in ("exp_avg", "exp_avg_sq"):
             if name not in state:
                 state[name] = torch.zeros_like(proxies)
@@ -202,12 +200,12 @@ class TrainingLoop:
 
 
 def _collate(items: list, crops: Crops | FeatureCrops) -> list[Tensor]:
-    """Images and labels as one tensor each; where there are none, of the same form without a row."""
+    """Images (b, 3, H, W) and labels (b,), also for b = 0."""
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 
 
-def _keep_statistics(network: nn.Module) -> None:
-    """Batch normalization keeps its means and variances; its scale and shift still learn."""
+def _freeze_statistics(network: nn.Module) -> None:
+    """Keep the running statistics of batch normalization; its weight and bias are still trained."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()

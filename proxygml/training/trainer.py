@@ -113,7 +113,7 @@ class Trainer:
             reason = IN_CODE.sub("", str(error)).split(". ")[0].splitlines()[0]
             process = f"process {self.fabric.global_rank} of {self.fabric.world_size}"
             raise LostOthersError(
-                f"{process} no longer reaches the others since {self.loop.place}: one has ended or hangs "
+                f"{process} no longer reaches the others since {self.loop.position}: one has ended or hangs "
                 f"({reason}). Go on with --resume {run.folder}"
             ) from error
 

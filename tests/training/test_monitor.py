@@ -1,10 +1,20 @@
-"""The monitor of training steps, read after every step or after every twenty."""
+"""Training steps: what the monitor counts, how many operators run, and that nothing waits for the device."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning_fabric import Fabric
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from proxygml.training.monitor import StepMonitor, are_finite
+from proxygml.data.splits import hold_out
+from proxygml.losses.interface import BatchCheck
+from proxygml.training import build, loop
+from proxygml.training.loop import TrainingLoop
+from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
+from proxygml.training.recipe import Recipe
 
 CPU = torch.device("cpu")
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -41,20 +51,67 @@ def test_twenty_skipped_steps_in_a_row_are_an_error_across_epochs() -> None:
         steps(second, [1.0] * 8, [False] * 8)
 
 
-def test_between_reads_no_value_is_fetched_from_the_device() -> None:
-    monitor = StepMonitor(CPU)
-    monitor.every = 20
+def profiled_operators(function: Callable[[], object]) -> list[FunctionEvent]:
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        steps(monitor, [1.0] * 19, [True] * 19)
-    assert not [event.key for event in profiled.key_averages() if event.key == "aten::_local_scalar_dense"]
+        function()
+    return [event for event in profiled.events() if event.name.startswith("aten::")]
+
+
+def waits_for_device(event: FunctionEvent) -> bool:
+    """Whether a value is read from a tensor, except by the CPU version of fused Adam, which reads its step count."""
+    callers, caller = [], event.cpu_parent
+    while caller is not None:
+        callers.append(caller.name)
+        caller = caller.cpu_parent
+    return event.name == "aten::_local_scalar_dense" and "aten::_fused_adam_" not in callers
 
 
 def test_checking_a_hundred_gradients_takes_a_handful_of_operators() -> None:
     gradients = [torch.randn(3, 4) for _ in range(100)]
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        assert are_finite(gradients)
-    called = {event.key: event.count for event in profiled.key_averages()}
-    assert called["aten::_foreach_norm"] == 1
-    assert called["aten::isfinite"] == 1
+    names = [event.name for event in profiled_operators(lambda: are_finite(gradients))]
+    assert names.count("aten::_foreach_norm") == names.count("aten::isfinite") == 1
+    assert are_finite(gradients)
     gradients[50][1, 1] = float("inf")
     assert not are_finite(gradients)
+
+
+@pytest.fixture
+def training_loop(tiny: Recipe) -> TrainingLoop:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    images, _ = hold_out(build.load_images(tiny)[0], tiny.held_out)
+    return TrainingLoop(tiny, fabric, build.build_model(tiny), images)
+
+
+def test_a_step_without_validation_never_waits_for_the_device(
+    training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, where values are read every 20 steps; a read is aten::_local_scalar_dense."""
+    monkeypatch.setattr(BatchCheck, "__call__", lambda self, embeddings, labels, classes: (embeddings, labels))
+    training_loop.loss.implementation = "definition"  # on a CPU, "fused" reads whether the gradient is 1
+    training_loop.model.train()
+    monitor = StepMonitor(CPU)
+    monitor.every = 20
+    images, labels = torch.zeros(32, 3, 32, 32, dtype=torch.uint8), torch.arange(32) % 8
+
+    def step() -> None:
+        value, finite = training_loop.train_step(images, labels)
+        monitor.add(loss_terms(training_loop.loss, value), finite, 32)
+
+    step()  # creates the optimizer's state
+    operators = profiled_operators(step)
+    assert not any(waits_for_device(event) for event in operators)
+    assert len(operators) < 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "expected"),
+    [("cuda", 2, (True, 4)), ("cuda", 0, (True, None)), ("cpu", 2, (False, 2))],
+)
+def test_batches_are_pinned_and_prefetched_for_a_gpu(
+    training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch, device: str, workers: int, expected: tuple
+) -> None:
+    monkeypatch.setattr(loop, "loaded", lambda loader: loader)
+    training_loop.recipe = training_loop.recipe.changed({"workers": workers})
+    training_loop.fabric = SimpleNamespace(device=torch.device(device), world_size=1, global_rank=0)
+    loader = training_loop._load([[0, 1]], epoch=0)
+    assert (loader.pin_memory, loader.prefetch_factor) == expected

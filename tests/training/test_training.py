@@ -25,7 +25,7 @@ from proxygml.evaluation import evaluate
 from proxygml.paper import running
 from proxygml.training import build, evaluator, loop, monitor, trainer
 from proxygml.training.build import load_images, load_model
-from proxygml.training.loop import learning_rate_factor, narrowed_links
+from proxygml.training.loop import learning_rate_factor, scheduled_links
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run, load_checkpoint
@@ -341,23 +341,23 @@ class TestNarrowing:
     RECIPE = Recipe(start_ratio=1.0, ratio=0.01, proxies_per_class=10, epochs=5)
 
     def test_links_fall_geometrically_from_the_first_epoch_to_the_last(self) -> None:
-        links = [narrowed_links(self.RECIPE, 100, epoch) for epoch in range(5)]
+        links = [scheduled_links(self.RECIPE, 100, epoch) for epoch in range(5)]
         assert links == [1000, 317, 100, 32, 10]  # 1000 / 10 ** (epoch / 2), rounded up
 
     def test_one_epoch_has_the_first_ratio(self) -> None:
-        assert narrowed_links(self.RECIPE.changed({"epochs": 1}), 100, 0) == 1000
+        assert scheduled_links(self.RECIPE.changed({"epochs": 1}), 100, 0) == 1000
 
     def test_every_epoch_is_trained_with_its_links(
         self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         used: list[int] = []
-        genuine = loop.TrainingLoop._loss_of
+        genuine = loop.TrainingLoop._compute_loss
 
         def counted(self: loop.TrainingLoop, *batch: torch.Tensor) -> torch.Tensor:
             used.append(self.loss.links)
             return genuine(self, *batch)
 
-        monkeypatch.setattr(loop.TrainingLoop, "_loss_of", counted)
+        monkeypatch.setattr(loop.TrainingLoop, "_compute_loss", counted)
         recipe = tiny.changed({"ratio": 0.25, "start_ratio": 1.0, "held_out": 0.0})
         run = train(recipe, tmp_path / "run")  # 10 classes of 2 proxies
         steps = len(used) // 3
