@@ -1,4 +1,4 @@
-"""What the package reads from files that others made, and how a reader may fail."""
+"""The readers of files that others made, and how a reader may fail."""
 
 import shutil
 import struct
@@ -58,7 +58,7 @@ def complaint(reader: Reader, given: bytes, folder: Path) -> str | None:
     return None
 
 
-# How inputs become files
+# Inputs to files
 
 
 def files(*names: str) -> Callable[[bytes, Path], None]:
@@ -95,7 +95,7 @@ def archive(name: str, *members: str) -> Callable[[bytes, Path], None]:
 
 
 def write_image(given: bytes, folder: Path) -> None:
-    """An image file; after a C a PNG whose checksums are made right again."""
+    """An image file; after a C, a PNG with corrected checksums."""
     put(folder / "image", checked_png(given[1:]) if given[:1] == b"C" else given[1:])
 
 
@@ -125,7 +125,7 @@ def write_description(given: bytes, folder: Path) -> None:
     put(folder / "model.onnx.json", given)
 
 
-# What is read
+# Readers
 
 
 def read_images(images: ImageList) -> None:

@@ -64,7 +64,7 @@ def test_small_cache_is_not_filled(images: ImageList, tmp_path: Path) -> None:
     assert cache.folder.exists()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
