@@ -22,7 +22,7 @@ from proxygml.data.check import find_problems
 from proxygml.data.images import Augmentation, Crops
 from proxygml.embeddings import Embeddings
 from proxygml.export.runtime import read_description
-from proxygml.paper.found import Found, known_runs, load_runs
+from proxygml.paper.results import Results, known_runs, load_runs
 from proxygml.retrieval import Index
 from proxygml.training.run import Run
 
@@ -152,7 +152,7 @@ def read_dataset(name: str, place: str, *, images: bool = False) -> Callable[[Pa
 
 def read_results(folder: Path) -> None:
     runs = load_runs(folder / "modules" / "glyphs.json")
-    Found.of([run for run in runs if "of" not in run], [run["arm"] for run in runs])
+    Results.of([run for run in runs if "of" not in run], [run["row"] for run in runs])
     known_runs(folder, "glyphs")
 
 

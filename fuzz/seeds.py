@@ -193,8 +193,8 @@ def descriptions() -> list[bytes]:
 def results() -> list[bytes]:
     made_by = {"commit": None, "machine": "x86_64"}
     run = {"scores": {"recall@1": 0.5, "nmi": 0.25}, "best_epoch": 1, "curve": [{"epoch": 1}], "seconds": 0.5}
-    named = [run | {"made_by": made_by, "arm": "a", "seed": seed, "fingerprint": f"{seed}"} for seed in range(2)]
-    trial = {"arm": "a", "of": "mark", "settings": {"ratio": 0.5}, "map_at_r": 0.1, "seconds": 1.0}
+    named = [run | {"made_by": made_by, "row": "a", "seed": seed, "fingerprint": f"{seed}"} for seed in range(2)]
+    trial = {"row": "a", "of": "mark", "settings": {"ratio": 0.5}, "map_at_r": 0.1, "seconds": 1.0}
     return [json.dumps(named, indent=1).encode(), json.dumps([trial]).encode()]
 
 

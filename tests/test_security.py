@@ -22,7 +22,7 @@ from proxygml.data.cache import Cache
 from proxygml.distributed.checkpoints import checksums, load_shards, save_shards
 from proxygml.embeddings import Embeddings
 from proxygml.export.runtime import INPUT, OUTPUT, Description, OnnxModel, description_path
-from proxygml.paper.found import load_runs
+from proxygml.paper.results import load_runs
 from proxygml.retrieval import Index
 from proxygml.retrieval.database import Database
 from proxygml.training.recipe import Recipe

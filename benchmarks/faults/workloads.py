@@ -63,7 +63,7 @@ def _copy_vectors(shared: Path, folder: Path) -> None:
 
 def _copy_results(shared: Path, folder: Path) -> None:
     """All runs of an experiment but two."""
-    from proxygml.paper.found import load_runs, save_runs
+    from proxygml.paper.results import load_runs, save_runs
 
     save_runs(folder / RESULTS, load_runs(shared / RESULTS)[:-2])
 
@@ -108,10 +108,10 @@ def _index_result(folder: Path) -> object:
 
 
 def _paper_result(folder: Path) -> object:
-    from proxygml.paper.found import load_runs
+    from proxygml.paper.results import load_runs
 
-    runs = sorted(load_runs(folder / RESULTS), key=lambda run: (run["arm"], run["seed"]))
-    return [[run["arm"], run["seed"], digest(run)] for run in runs]
+    runs = sorted(load_runs(folder / RESULTS), key=lambda run: (run["row"], run["seed"]))
+    return [[run["row"], run["seed"], digest(run)] for run in runs]
 
 
 def digest(value: object) -> str:

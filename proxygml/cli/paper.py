@@ -124,16 +124,16 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
         return
     done = 0
 
-    def tell(part: str, run: dict) -> None:
+    def on_run(part: str, run: dict) -> None:
         nonlocal done
         done += 1
         scores = run.get("scores", {})
-        found = "".join(f" {name} {100 * scores[name]:.1f}" for name in ("recall@1", "nmi") if name in scores)
-        output.print(f"{part}: {run['arm']}, seed {run['seed']}:{found}; {total - done} runs left")
+        shown = "".join(f" {name} {100 * scores[name]:.1f}" for name in ("recall@1", "nmi") if name in scores)
+        output.print(f"{part}: {run['row']}, seed {run['seed']}:{shown}; {total - done} runs left")
 
     with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
         failed = queue.run_queue(
-            str(data), results=results, work=work, most=runs, quick=quick, progress=progress, tell=tell
+            str(data), results=results, work=work, most=runs, quick=quick, progress=progress, on_run=on_run
         )
     if failed:
         raise ValueError(f"the queue had failures: {'; '.join(failed)}")

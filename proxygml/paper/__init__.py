@@ -1,12 +1,14 @@
 """Every table and figure of the paper, by name: `proxygml paper NAME`.
 
-An experiment is a module. Its docstring says what it shows and IN_THE_PAPER where; `arms(base)` gives the recipe of
-each row or point, `table(found, dataset)` and `draw(found, figure)` what a reader sees, `claims(found, dataset)` what
-the paper says of it and whether that holds here. One that measures something else than scores has `measure(recipe,
-folder)`, and its runs are made one at a time; one that needs test scores after every epoch says EVERY_EPOCH, and one
-that compares times says SECONDS; one whose claims are of pairs of rows, so that some rows are enough for some of them,
-says PAIRS. SEEDS is how many seeds its rows want where that is not three. PAPER_ROWS are those that the queue makes,
-where that is not all; VARIANTS those that the fair protocol leaves out, as it searches what they differ in.
+An experiment is a module. Its docstring describes it, and IN_THE_PAPER names the table or figure. Functions:
+- `rows(base)`: the recipe of each row or point
+- `table(results, dataset)`, `draw(results, figure)`: table and figure
+- `claims(results, dataset)`: the paper's claims, each with a verdict
+- `measure(recipe, folder)`, optional: measures something other than scores, one run at a time
+
+Optional constants: EVERY_EPOCH (test scores after every epoch), SECONDS (compares times), PAIRS (a claim needs only two
+rows), SEEDS (default 3), PAPER_ROWS (rows of the queue; default all), VARIANTS (rows that the fair protocol leaves out,
+because it searches the setting they differ in).
 """
 
 import importlib

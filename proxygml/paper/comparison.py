@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from proxygml import losses
 from proxygml.paper import methods
 from proxygml.paper.drawing import draw_ranges, starred
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -52,7 +52,7 @@ def every_method(base: Recipe) -> dict[str, Recipe]:
     return {name: alike(base, name) for name in losses.METHODS if name != "hdc" or not base.feature_crops}
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     """Every loss at the dimension that the paper quotes for it, others at 512; ProxyGML at 64, 384 and 512."""
 
     def at(recipe: Recipe, dimension: int) -> Recipe:
@@ -78,35 +78,35 @@ def matched(name: str) -> str:
     return next(ours for ours, dimension in OURS.items() if dimension == dimension_of(name))
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     """Our runs on the left, the paper's numbers on the right."""
-    metrics = [metric for metric in next(iter(found.arms.values()))[0]["scores"] if metric.startswith("recall@")][:3]
+    metrics = [metric for metric in next(iter(results.rows.values()))[0]["scores"] if metric.startswith("recall@")][:3]
     here = ["NMI", *(metric.replace("recall", "R") for metric in metrics)]
     if dataset in PAPERS_DATASETS:
         quoted = [f"quoted: {name}" for name in here]
     else:
         quoted = [f"quoted: {name} R@1" for name in ("CUB", "Cars196", "SOP")]
     rows = []
-    for arm in found.arms:
-        dimension, *figures = QUOTED.get(arm, (None, *["- - - -"] * 3))
+    for row in results.rows:
+        dimension, *figures = QUOTED.get(row, (None, *["- - - -"] * 3))
         columns = [str(figure).split() for figure in figures]
         theirs = columns[PAPERS_DATASETS.index(dataset)] if dataset in PAPERS_DATASETS else [one[1] for one in columns]
-        ours = [str(found.range(arm, metric)) for metric in ("nmi", *metrics)]
-        rows.append((starred(arm), *ours, *theirs, "-" if dimension is None else str(dimension)))
+        ours = [str(results.range(row, metric)) for metric in ("nmi", *metrics)]
+        rows.append((starred(row), *ours, *theirs, "-" if dimension is None else str(dimension)))
     return Table(("method", *here, *quoted, "quoted: D"), tuple(rows))
 
 
-def draw(found: Found, figure: Figure) -> None:
-    ranges = {starred(name): found.range(name, "recall@1") for name in found.arms}
+def draw(results: Results, figure: Figure) -> None:
+    ranges = {starred(name): results.range(name, "recall@1") for name in results.rows}
     ordered = dict(sorted(ranges.items(), key=lambda pair: -pair[1].mean))
     draw_ranges(figure.subplots(), ordered, "Recall@1, %")
 
 
-def claims(found: Found, dataset: str) -> Claims:
-    others = [name for name in (*QUOTED, "proxy-anchor") if name not in OURS and name in found.arms]
+def claims(results: Results, dataset: str) -> Claims:
+    others = [name for name in (*QUOTED, "proxy-anchor") if name not in OURS and name in results.rows]
     comparable = [name for name in COMPARABLE.get(dataset, ()) if name in others]
     better = {
-        f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions": found.verdicts(
+        f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions": results.verdicts(
             matched(name), name
         )
         for name in others
@@ -114,7 +114,7 @@ def claims(found: Found, dataset: str) -> Claims:
     }
     return better | {
         f"ProxyGML is comparable to {starred(name)}": {
-            column: f"difference {found.difference('proxygml', name, metric)}"
+            column: f"difference {results.difference('proxygml', name, metric)}"
             for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
         }
         for name in comparable

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from proxygml.paper.comparison import alike, variants
 from proxygml.paper.drawing import starred
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -18,7 +18,7 @@ PAIRS = True  # are what the paper's claims are of
 NEARLY = 0.95  # of the highest Recall@1 that a run reaches
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return {name: alike(base, name) for name in METHODS} | variants(base)
 
 
@@ -28,20 +28,20 @@ def time_to_converge(run: dict) -> dict:
     return next(point for point in run["curve"] if point["recall@1"] >= NEARLY * highest)
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     rows = []
-    for name, runs in found.arms.items():
+    for name, runs in results.rows.items():
         points = [time_to_converge(run) for run in runs]
         epoch, seconds = (statistics.mean(point[key] for point in points) for key in ("epoch", "seconds"))
-        rows.append((starred(name), str(found.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
+        rows.append((starred(name), str(results.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
     return Table(("method", "R@1", f"epochs to {NEARLY:.0%} of the highest", "seconds to there"), tuple(rows))
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     for axis, key, label in zip(
         figure.subplots(1, 2, sharey=True), ("epoch", "seconds"), ("epoch", "seconds of training"), strict=True
     ):
-        for name, runs in found.arms.items():
+        for name, runs in results.rows.items():
             points = list(zip(*(run["curve"] for run in runs), strict=False))  # the same epoch of all seeds
             across = [statistics.mean(point[key] for point in same) for same in points]
             heights = [100 * statistics.mean(point["recall@1"] for point in same) for same in points]
@@ -51,18 +51,20 @@ def draw(found: Found, figure: Figure) -> None:
     figure.axes[1].legend()
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     def mean_seconds(name: str) -> float:
-        return statistics.mean(time_to_converge(run)["seconds"] for run in found.arms[name])
+        return statistics.mean(time_to_converge(run)["seconds"] for run in results.rows[name])
 
-    if "proxygml" not in found.arms:
+    if "proxygml" not in results.rows:
         return {}
     ours = mean_seconds("proxygml")
-    others = [name for name in METHODS if name in found.arms and name not in ("proxygml", "proxy-nca")]  # it is faster
+    others = [
+        name for name in METHODS if name in results.rows and name not in ("proxygml", "proxy-nca")
+    ]  # it is faster
     return {
         f"ProxyGML converges faster than {name}": {
             "time": ("holds" if mean_seconds(name) > ours else "**does not hold**")
             + f" ({mean_seconds(name) / ours:.2f} times ours)"
         }
         for name in others
-    } | {f"ProxyGML ends higher than {name}": found.verdicts("proxygml", name) for name in others}
+    } | {f"ProxyGML ends higher than {name}": results.verdicts("proxygml", name) for name in others}

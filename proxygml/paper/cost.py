@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from proxygml.paper.comparison import every_method
 from proxygml.paper.convergence import time_to_converge
 from proxygml.paper.drawing import draw_ranges, starred
-from proxygml.paper.found import Claims, Found, Range
+from proxygml.paper.results import Claims, Range, Results
 from proxygml.paper.running import summary
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
@@ -36,7 +36,7 @@ PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
 PAPER_ROWS = tuple(PAPER)
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return every_method(base)
 
 
@@ -54,20 +54,20 @@ def measure(recipe: Recipe, folder: Path) -> dict:
     }
 
 
-def _ratio(found: Found, name: str, key: str) -> Range:
+def _ratio(results: Results, name: str, key: str) -> Range:
     """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes of several."""
-    ours = statistics.median(run[key] for run in found.arms["proxygml"])
-    multiples = [run[key] / ours for run in found.arms[name]]
+    ours = statistics.median(run[key] for run in results.rows["proxygml"])
+    multiples = [run[key] / ours for run in results.rows[name]]
     spread = (max(multiples) - min(multiples)) / 2 if len(multiples) > 1 else math.nan
     return Range(statistics.median(multiples), spread)
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     rows = []
-    for name, runs in found.arms.items():
+    for name, runs in results.rows.items():
         cells = [f"{1000 * statistics.median(run['step_seconds'] for run in runs):.1f}"]
         for key in MEASURED:
-            cells.append(f"{_ratio(found, name, key):.2f}")
+            cells.append(f"{_ratio(results, name, key):.2f}")
         pairs = zip(PAPER.get(name, ()), PAPER["proxygml"], strict=False)
         theirs = [f"{one / ours:.2f}" for one, ours in pairs] or ["-"] * 3
         rows.append((starred(name), *cells, *theirs))
@@ -75,23 +75,23 @@ def table(found: Found, dataset: str) -> Table:
     return Table(("method", "ms a step", *columns, *(f"paper: {what}" for what in MEASURED.values())), tuple(rows))
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     for axis, (key, label) in zip(figure.subplots(1, 3, sharey=True), MEASURED.items(), strict=True):
-        ratios = {starred(name): _ratio(found, name, key) for name in found.arms}
+        ratios = {starred(name): _ratio(results, name, key) for name in results.rows}
         draw_ranges(axis, ratios, f"{label},\nratio to ProxyGML")
         axis.axvline(1, color="#4d4d4d", linewidth=1)
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     def judged(here: float, theirs: float) -> str:
         """Whether a method takes more than ProxyGML, or less, as it does in the paper."""
         return ("holds in kind" if (here > 1) == (theirs > 1) else "**does not hold**") + f" (here {here:.2f} times)"
 
     return {
         f"{what} of {name} is {theirs / ours:.2f} times that of ProxyGML": {
-            "measured": judged(_ratio(found, name, key).mean, theirs / ours)
+            "measured": judged(_ratio(results, name, key).mean, theirs / ours)
         }
         for name in PAPER
-        if name != "proxygml" and name in found.arms
+        if name != "proxygml" and name in results.rows
         for (key, what), theirs, ours in zip(MEASURED.items(), PAPER[name], PAPER["proxygml"], strict=True)
     }

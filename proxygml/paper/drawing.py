@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from matplotlib.axes import Axes
 
 from proxygml import losses
-from proxygml.paper.found import Found, Range
+from proxygml.paper.results import Range, Results
 from proxygml.paper.tables import Table
 
 
@@ -21,13 +21,13 @@ def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
 
 
 def draw_series(
-    axis: Axes, found: Found, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
+    axis: Axes, results: Results, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
 ) -> None:
-    """A line for each series of arms by the number that they differ in; Recall@1 with its interval."""
+    """A line for each series of rows by the number that they differ in; Recall@1 with its interval."""
     series = list(series)
-    for name, arms in series:
-        there = {number: arm for number, arm in arms.items() if arm in found.arms}
-        ranges = [found.range(arm, "recall@1") for arm in there.values()]
+    for name, rows in series:
+        there = {number: row for number, row in rows.items() if row in results.rows}
+        ranges = [results.range(row, "recall@1") for row in there.values()]
         axis.errorbar(
             list(there),
             [r.mean for r in ranges],
@@ -36,7 +36,7 @@ def draw_series(
             capsize=3,
             label=name,
         )
-    numbers = sorted({number for _, arms in series for number in arms})
+    numbers = sorted({number for _, rows in series for number in rows})
     axis.set_xticks(numbers, [f"{number:g}" for number in numbers])
     axis.grid(alpha=0.3)
     axis.set(xlabel=xlabel, ylabel="Recall@1, %")
@@ -44,19 +44,19 @@ def draw_series(
         axis.legend()
 
 
-def scores_table(found: Found, what: str) -> Table:
-    """Recall@1 and NMI of every arm, with their intervals, under the name of what the arms differ in."""
-    rows = [(arm, *(str(found.range(arm, metric)) for metric in ("recall@1", "nmi"))) for arm in found.arms]
+def scores_table(results: Results, what: str) -> Table:
+    """Recall@1 and NMI of every row, with their intervals, under the name of what the rows differ in."""
+    rows = [(row, *(str(results.range(row, metric)) for metric in ("recall@1", "nmi"))) for row in results.rows]
     return Table((what, "R@1", "NMI"), tuple(rows))
 
 
 def starred(name: str) -> str:
-    """The name of an arm, with a star where it is a loss of which something is remembered or reconstructed."""
-    return name + (" *" if doubt_of(name) else "")
+    """The name of a row, with a star where it is a loss of which something is remembered or reconstructed."""
+    return name + (" *" if caveat(name) else "")
 
 
-def doubt_of(name: str) -> str:
-    """What is remembered or reconstructed of a loss, if the arm is named after one."""
+def caveat(name: str) -> str:
+    """What is remembered or reconstructed of a loss, if the row is named after one."""
     return losses.METHODS[name].caveat if name in losses.METHODS else ""
 
 

@@ -146,11 +146,11 @@ def on_slurm(
 
 
 def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: Path | None = None) -> dict:
-    """What a run found and on what machine, or why it "failed"; in the process, and the folder, where it is made."""
+    """The result of a run with its machine, or why it "failed"; runs in the worker process."""
     if here is not None:
         os.chdir(here)
     torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # some arms are settings that the loss warns of
+    warnings.simplefilter("ignore")  # some rows are settings that the loss warns of
     try:
         return measure(recipe, folder) | {"machine": machine()}
     except (ValueError, OSError) as error:

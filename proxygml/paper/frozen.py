@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.paper.drawing import draw_ranges, scores_table
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -32,24 +32,24 @@ PAPER = {  # the paper's recipe in full length, for a head of 512 on features of
 }
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     """One run, which scores both; none where the network has no pretrained weights."""
     return {HEAD: base.changed({**PAPER, "baselines": True})} if base.weights else {}
 
 
-def references(runs: list[dict]) -> Found:
+def references(runs: list[dict]) -> Results:
     """The frozen network as a row of its own, before the head."""
-    return Found.of([*({**run, "arm": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
+    return Results.of([*({**run, "row": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
 
 
-def table(found: Found, dataset: str) -> Table:
-    return scores_table(references(found.arms[HEAD]), "not trained, or only a head")
+def table(results: Results, dataset: str) -> Table:
+    return scores_table(references(results.rows[HEAD]), "not trained, or only a head")
 
 
-def draw(found: Found, figure: Figure) -> None:
-    both = references(found.arms[HEAD])
-    draw_ranges(figure.subplots(), {name: both.range(name, "recall@1") for name in both.arms}, "Recall@1, %")
+def draw(results: Results, figure: Figure) -> None:
+    both = references(results.rows[HEAD])
+    draw_ranges(figure.subplots(), {name: both.range(name, "recall@1") for name in both.rows}, "Recall@1, %")
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     return {}

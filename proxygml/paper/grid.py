@@ -3,8 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from proxygml.paper.found import Claims, Found
 from proxygml.paper.proxies import best_of, combinations, named
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -14,20 +14,20 @@ NUMBERS = (1, 4, 8, 12, 16)
 RATIOS = (0.01, 0.05, 0.1, 0.5, 1.0)
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return combinations(base, NUMBERS, RATIOS)
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     rows = [
-        (f"r {ratio:g}", *(str(found.range(named(number, ratio), "recall@1")) for number in NUMBERS))
+        (f"r {ratio:g}", *(str(results.range(named(number, ratio), "recall@1")) for number in NUMBERS))
         for ratio in RATIOS
     ]
     return Table(("R@1", *(f"N {number}" for number in NUMBERS)), tuple(rows))
 
 
-def draw(found: Found, figure: Figure) -> None:
-    means = np.array([[found.range(named(number, ratio), "recall@1").mean for number in NUMBERS] for ratio in RATIOS])
+def draw(results: Results, figure: Figure) -> None:
+    means = np.array([[results.range(named(number, ratio), "recall@1").mean for number in NUMBERS] for ratio in RATIOS])
     axis = figure.subplots()
     axis.imshow(means, cmap="viridis", aspect="auto")
     axis.set(xlabel="proxies of a class, N", ylabel="ratio linked, r", title="Recall@1, %")
@@ -38,10 +38,10 @@ def draw(found: Found, figure: Figure) -> None:
         axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     full = named(12, 0.05)
     return {
-        "N = 12 with r = 0.05 is best": best_of(found, full, list(found.arms)),
-        "r = 0.01 is worse than r = 0.05 at N = 12": found.verdicts(full, named(12, 0.01)),
-        "N = 1 with all linked is worse than N = 12 with r = 0.05": found.verdicts(full, named(1, 1.0)),
+        "N = 12 with r = 0.05 is best": best_of(results, full, list(results.rows)),
+        "r = 0.01 is worse than r = 0.05 at N = 12": results.verdicts(full, named(12, 0.01)),
+        "N = 1 with all linked is worse than N = 12 with r = 0.05": results.verdicts(full, named(1, 1.0)),
     }

@@ -17,7 +17,7 @@ from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
 from proxygml.losses.proxygml.chunked import link
 from proxygml.losses.proxygml.module import ProxyGMLLoss
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training import build, trainer
 from proxygml.training.recipe import Recipe
@@ -29,7 +29,7 @@ SAMPLE = 0  # the first training image
 OWN, OTHER = "#1a9850", "#d73027"  # colors
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return {"proxygml": base.changed({"tested_epochs": (), "held_out": 0.0, "test": False})}
 
 
@@ -95,30 +95,30 @@ def _propagated(sample: Tensor, loss: ProxyGMLLoss, linked: Tensor, names: tuple
     ]
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     rows = []
     for when in ("before", "after"):
         for kind, own in (("own class", True), ("other classes", False)):
-            angles = _angles(found, when, own)
+            angles = _angles(results, when, own)
             mean = f"{np.mean(angles):.1f}" if angles else "-"
-            number = f"{len(angles) / len(found.arms['proxygml']):.0f}"
+            number = f"{len(angles) / len(results.rows['proxygml']):.0f}"
             rows.append((f"{when} training, proxies of {kind}", number, mean))
     return Table(("linked to the sample", "number", "mean angle, degrees"), tuple(rows))
 
 
-def _angles(found: Found, when: str, own: bool) -> list[float]:
+def _angles(results: Results, when: str, own: bool) -> list[float]:
     """From the sample to the proxies of its own class, or of others, that it is linked to, in all runs."""
     return [
         math.hypot(*place)
-        for run in found.arms["proxygml"]
+        for run in results.rows["proxygml"]
         for place, is_own in zip(run[when]["places"], run[when]["own"], strict=True)
         if is_own == own
     ]
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     """The subgraph by angles (Figure 3), and from similarities to scores and probabilities (Figure 2)."""
-    run = found.arms["proxygml"][0]
+    run = results.rows["proxygml"][0]
     farthest = 1.1 * max(math.hypot(*place) for when in ("before", "after") for place in run[when]["places"])
     for row, when in zip(figure.subplots(2, 3, width_ratios=(3, 4, 3)), ("before", "after"), strict=True):
         _draw_angles(row[0], run[when], farthest)
@@ -128,8 +128,8 @@ def draw(found: Found, figure: Figure) -> None:
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
-def _draw_angles(axis: Axes, found: dict, farthest: float) -> None:
-    places, own = np.array(found["places"]), np.array(found["own"])
+def _draw_angles(axis: Axes, results: dict, farthest: float) -> None:
+    places, own = np.array(results["places"]), np.array(results["own"])
     for kind, label, color in ((own, "own class", OWN), (~own, "other classes", OTHER)):
         for x, y in places[kind]:
             axis.plot([0, x], [0, y], color=color, linewidth=0.4)
@@ -158,9 +158,9 @@ def _draw_scores(axis: Axes, classes: list[dict]) -> None:
     axis.invert_yaxis()
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     def judged(own: bool) -> str:
-        before, after = (float(np.mean(_angles(found, when, own))) for when in ("before", "after"))
+        before, after = (float(np.mean(_angles(results, when, own))) for when in ("before", "after"))
         verdict = "holds" if (after < before) == own else "**does not hold**"
         return f"{verdict} ({before:.0f} degrees before, {after:.0f} after)"
 

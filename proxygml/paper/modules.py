@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.paper.drawing import draw_ranges
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -21,7 +21,7 @@ ROWS = {  # S^pos, M, L^p; NMI and Recall@1 of the paper, on Cars196
 }
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     """Without L^p lambda is 0; on Stanford Online Products, where the paper has none, 0.3 otherwise."""
     weight = base.proxy_weight or 0.3
     return {
@@ -30,22 +30,22 @@ def arms(base: Recipe) -> dict[str, Recipe]:
     }
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     columns = ("modules", "NMI", "R@1", "paper, Cars196: NMI", "paper, Cars196: R@1")
     rows = [
-        (name, str(found.range(name, "nmi")), str(found.range(name, "recall@1")), f"{nmi}", f"{recall}")
+        (name, str(results.range(name, "nmi")), str(results.range(name, "recall@1")), f"{nmi}", f"{recall}")
         for name, (_, _, _, nmi, recall) in ROWS.items()
-        if name in found.arms
+        if name in results.rows
     ]
     return Table(columns, tuple(rows))
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     for axis, metric, label in zip(figure.subplots(1, 2), ("nmi", "recall@1"), ("NMI, %", "Recall@1, %"), strict=True):
-        draw_ranges(axis, {name: found.range(name, metric) for name in found.arms}, label)
+        draw_ranges(axis, {name: results.range(name, metric) for name in results.rows}, label)
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     full = "8 all three"
     pairs = {
         "the positive mask helps the base loss": ("2 S^pos", "1 none"),
@@ -55,4 +55,4 @@ def claims(found: Found, dataset: str) -> Claims:
         "all three are better than without the mask softmax": (full, "6 S^pos, L^p"),
         "all three are better than without the regularizer": (full, "7 S^pos, M"),
     }
-    return {claim: found.verdicts(*pair) for claim, pair in pairs.items()}
+    return {claim: results.verdicts(*pair) for claim, pair in pairs.items()}

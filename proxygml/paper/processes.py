@@ -1,4 +1,4 @@
-"""The runs of an experiment, several at a time, and what each found as soon as it is known."""
+"""The runs of an experiment, several at a time, each with its result as soon as it has ended."""
 
 import shutil
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from proxygml.paper.executors import Executor, Measure
+from proxygml.paper.results import without_paths
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run, provenance
@@ -28,6 +29,7 @@ def finished(
         if data is not None:
             build.load_images(recipe)  # what no run could read is said once, before any begins
     made_by = provenance() | executor.to_json()
+    made_by["command"] = without_paths(str(made_by["command"]))
     epochs_done = 0
     failed: list[str] = []
     with executor.start(measure, recipes, work, alone=alone) as (tasks, lost):
@@ -38,15 +40,15 @@ def finished(
                 recipe = recipes[name]
                 epochs_done += recipe.epochs
                 try:
-                    found = waiting.pop(name).result()
+                    outcome = waiting.pop(name).result()
                 except lost as error:
                     *_, last_line = str(error).strip().split("\n")  # of what may be a traceback from elsewhere
-                    found = {"failed": f"it ended without a result ({last_line})"}
-                if "failed" in found:  # the others shall not wait for it to be mended
-                    failed.append(f"{recipe.loss} with seed {recipe.seed}: {found['failed']}")
+                    outcome = {"failed": f"it ended without a result ({last_line})"}
+                if "failed" in outcome:  # the other runs go on
+                    failed.append(f"{recipe.loss} with seed {recipe.seed}: {outcome['failed']}")
                     continue
-                on = {"machine": found.pop("machine")}
-                yield name, found | {"made_by": made_by | on}
+                on = {"machine": outcome.pop("machine")}
+                yield name, outcome | {"made_by": made_by | on}
                 shutil.rmtree(work / name, ignore_errors=True)
             under_way = sum(len(Run(work / name).log) for name in waiting)
             progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from proxygml.paper.drawing import draw_series, scores_table
-from proxygml.paper.found import Claims, Found, Range, judge, range_of
+from proxygml.paper.results import Claims, Range, Results, judge, range_of
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -13,12 +13,12 @@ RATIOS = (0.05, 0.5, 1.0)
 
 
 def named(number: int, ratio: float) -> str:
-    """The arm with `number` proxies for each class and this ratio of them linked."""
+    """The row with `number` proxies for each class and this ratio of them linked."""
     return f"N {number}, r {ratio:g}"
 
 
 def combinations(base: Recipe, numbers: tuple[int, ...], ratios: tuple[float, ...]) -> dict[str, Recipe]:
-    """An arm for every number of proxies and every ratio."""
+    """A row for every number of proxies and every ratio."""
     return {
         named(number, ratio): base.changed({"proxies_per_class": number, "ratio": ratio})
         for ratio in ratios
@@ -26,46 +26,46 @@ def combinations(base: Recipe, numbers: tuple[int, ...], ratios: tuple[float, ..
     }
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return combinations(base, NUMBERS, RATIOS)
 
 
-def table(found: Found, dataset: str) -> Table:
-    return scores_table(found, "proxies of a class, ratio linked")
+def table(results: Results, dataset: str) -> Table:
+    return scores_table(results, "proxies of a class, ratio linked")
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     series = [(f"r = {ratio:g}", {number: named(number, ratio) for number in NUMBERS}) for ratio in RATIOS]
-    draw_series(figure.subplots(), found, series, "proxies of a class, N")
+    draw_series(figure.subplots(), results, series, "proxies of a class, N")
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     compared = {}
     for ratio in RATIOS:
         twelve = named(12, ratio)
         of_numbers = [named(number, ratio) for number in NUMBERS]
-        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = found.verdicts(twelve, named(1, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = found.verdicts(twelve, named(20, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is best"] = best_of(found, twelve, of_numbers)
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = results.verdicts(twelve, named(1, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = results.verdicts(twelve, named(20, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is best"] = best_of(results, twelve, of_numbers)
     for ratio in RATIOS[1:]:
         claim = f"at N = 12, r = 0.05 is better than r = {ratio:g}"
-        compared[claim] = found.verdicts(named(12, 0.05), named(12, ratio))
+        compared[claim] = results.verdicts(named(12, 0.05), named(12, ratio))
         compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = {
-            column: judge(_steadier(found, ratio, metric)) for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
+            column: judge(_steadier(results, ratio, metric)) for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
         }
     return compared
 
 
-def _steadier(found: Found, ratio: float, metric: str) -> Range:
+def _steadier(results: Results, ratio: float, metric: str) -> Range:
     """By how much less scores differ between numbers of proxies with r = 0.05 than with another ratio."""
-    ours, theirs = (found.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
+    ours, theirs = (results.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
     return range_of([theirs[seed] - ours[seed] for seed in ours if seed in theirs])
 
 
-def best_of(found: Found, arm: str, others: list[str]) -> dict[str, str]:
-    """Whether an arm has the highest mean of some, by both measures."""
+def best_of(results: Results, row: str, others: list[str]) -> dict[str, str]:
+    """Whether a row has the highest mean of some, by both measures."""
     verdicts = {}
     for column, metric in (("R@1", "recall@1"), ("NMI", "nmi")):
-        best = max(others, key=lambda other: found.range(other, metric).mean)
-        verdicts[column] = "holds (highest mean)" if best == arm else f"{best} is: {found.verdict(arm, best, metric)}"
+        best = max(others, key=lambda other: results.range(other, metric).mean)
+        verdicts[column] = "holds (highest mean)" if best == row else f"{best} is: {results.verdict(row, best, metric)}"
     return verdicts

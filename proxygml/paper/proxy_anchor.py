@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from proxygml.paper.comparison import alike
 from proxygml.paper.drawing import draw_ranges
-from proxygml.paper.found import Claims, Found
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -22,26 +22,26 @@ ROWS = {  # loss, batch, skills; Recall@1 of the paper on CUB, Cars196, SOP
 QUOTED = ("Proxy-Anchor with skills, 30, from its own paper", "-", "-", "65.9", "84.6", "76.0")
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return {
         name: alike(base, loss).changed({"batch_size": batch, **(SKILLS if skills else {})})
         for name, (loss, batch, skills, _) in ROWS.items()
     }
 
 
-def table(found: Found, dataset: str) -> Table:
+def table(results: Results, dataset: str) -> Table:
     rows = [
-        (name, *(str(found.range(name, metric)) for metric in ("recall@1", "nmi")), *ROWS[name][3].split())
-        for name in found.arms
+        (name, *(str(results.range(name, metric)) for metric in ("recall@1", "nmi")), *ROWS[name][3].split())
+        for name in results.rows
     ]
     columns = ("method, batch", "R@1", "NMI", "paper: CUB R@1", "paper: Cars196 R@1", "paper: SOP R@1")
     return Table(columns, (*rows, QUOTED))
 
 
-def draw(found: Found, figure: Figure) -> None:
-    draw_ranges(figure.subplots(), {name: found.range(name, "recall@1") for name in found.arms}, "Recall@1, %")
+def draw(results: Results, figure: Figure) -> None:
+    draw_ranges(figure.subplots(), {name: results.range(name, "recall@1") for name in results.rows}, "Recall@1, %")
 
 
-def claims(found: Found, dataset: str) -> Claims:
+def claims(results: Results, dataset: str) -> Claims:
     others = [name for name, (*_, figures) in ROWS.items() if name.startswith("Proxy-Anchor") and figures != "- - -"]
-    return {f"ProxyGML, 32, is better than {name}": found.verdicts("ProxyGML, 32", name) for name in others}
+    return {f"ProxyGML, 32, is better than {name}": results.verdicts("ProxyGML, 32", name) for name in others}

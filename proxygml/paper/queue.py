@@ -12,8 +12,8 @@ from pathlib import Path
 from proxygml.files import locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor
-from proxygml.paper.found import fingerprint, known_runs
-from proxygml.paper.running import Job, arms_as_in_the_paper, jobs_of, paper_rows, run_missing, split_missing
+from proxygml.paper.results import fingerprint, known_runs
+from proxygml.paper.running import Job, jobs_of, paper_protocol_rows, paper_rows, run_missing, split_missing
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Progress
@@ -89,8 +89,8 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
 
 def _jobs(experiment: str, dataset: str, data: str, quick: bool) -> list[Job]:
     # Methods that the paper does not compare with are made only on request.
-    arms = paper_rows(experiment, arms_as_in_the_paper(experiment, base_recipe(dataset, data, quick)))
-    return jobs_of(arms, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
+    rows = paper_rows(experiment, paper_protocol_rows(experiment, base_recipe(dataset, data, quick)))
+    return jobs_of(rows, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
 
 
 def minutes_left(parts: list[Part], results: Path) -> dict[str, float]:
@@ -118,7 +118,7 @@ def run_queue(
     most: int | None = None,
     quick: bool = False,
     progress: Progress,
-    tell: Callable[[str, dict], None],
+    on_run: Callable[[str, dict], None],
 ) -> list[str]:
     """Make what is missing, at most so many runs; what failed, in a sentence each."""
     failed = []
@@ -147,7 +147,7 @@ def run_queue(
                     measure=measure,
                     alone=measure is not None and not quick,
                     progress=progress,
-                    tell=lambda run, name=part.name: tell(name, run),  # type: ignore[misc]
+                    on_run=lambda run, name=part.name: on_run(name, run),  # type: ignore[misc]
                 )
             except ValueError as error:
                 failed.append(f"{part.name}: {error}")

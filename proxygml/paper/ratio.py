@@ -3,8 +3,8 @@
 from matplotlib.figure import Figure
 
 from proxygml.paper.drawing import draw_series, scores_table
-from proxygml.paper.found import Claims, Found
 from proxygml.paper.proxies import combinations, named
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
@@ -16,28 +16,32 @@ NARROWING = "N 12, r from 1 to 0.05"  # ours, not the paper's
 FROM_ONE = {"ratio": CLAIMED, "start_ratio": 1.0}
 
 
-def arms(base: Recipe) -> dict[str, Recipe]:
+def rows(base: Recipe) -> dict[str, Recipe]:
     return combinations(base, (12,), RATIOS) | {NARROWING: base.changed({"proxies_per_class": 12, **FROM_ONE})}
 
 
-def table(found: Found, dataset: str) -> Table:
-    return scores_table(found, "ratio linked")
+def table(results: Results, dataset: str) -> Table:
+    return scores_table(results, "ratio linked")
 
 
-def draw(found: Found, figure: Figure) -> None:
+def draw(results: Results, figure: Figure) -> None:
     axis = figure.subplots()
     axis.set_xscale("log")
     axis.minorticks_off()
-    draw_series(axis, found, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], "ratio linked, r, at N = 12")
-    if NARROWING in found.arms:
-        axis.axhline(found.range(NARROWING, "recall@1").mean, linestyle=":", color="#d73027", label="r from 1 to 0.05")
+    draw_series(
+        axis, results, [("N = 12", {ratio: named(12, ratio) for ratio in RATIOS})], "ratio linked, r, at N = 12"
+    )
+    if NARROWING in results.rows:
+        axis.axhline(
+            results.range(NARROWING, "recall@1").mean, linestyle=":", color="#d73027", label="r from 1 to 0.05"
+        )
         axis.legend()
 
 
-def claims(found: Found, dataset: str) -> Claims:
-    others = [ratio for ratio in RATIOS if ratio != CLAIMED and named(12, ratio) in found.arms]
+def claims(results: Results, dataset: str) -> Claims:
+    others = [ratio for ratio in RATIOS if ratio != CLAIMED and named(12, ratio) in results.rows]
     return {
-        f"r = {CLAIMED} is better than r = {ratio:g}": found.verdicts(named(12, CLAIMED), named(12, ratio))
+        f"r = {CLAIMED} is better than r = {ratio:g}": results.verdicts(named(12, CLAIMED), named(12, ratio))
         for ratio in others
-        if named(12, CLAIMED) in found.arms
+        if named(12, CLAIMED) in results.rows
     }

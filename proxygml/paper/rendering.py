@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from proxygml.files import atomic_write
 from proxygml.paper import find, frozen
-from proxygml.paper.drawing import doubt_of
-from proxygml.paper.found import Claims, Found, answers, load_runs, results_file
-from proxygml.paper.running import arms_of, arms_to_tune, paper_rows
+from proxygml.paper.drawing import caveat
+from proxygml.paper.results import Claims, Results, load_runs, matches, results_file
+from proxygml.paper.running import paper_rows, rows_of, rows_to_tune
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.paper.tables import Table
 from proxygml.paper.tuning import RATES, best, trials_of
@@ -21,46 +21,49 @@ CELLS = {"R@1": "recall@1", "R@2": "recall@2", "R@4": "recall@4", "R@10": "recal
 CELLS["NMI"] = "nmi"
 
 
-def load_found(experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False) -> Found:
+def load_results(experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False) -> Results:
     """What results/ holds of an experiment; a FileNotFoundError says how to make it.
 
-    Runs of other settings than today's are left out; of the fair protocol they cannot be told.
+    Runs of other settings than today's are left out; the fair protocol cannot check this.
     """
-    path = protocol_file(results, experiment, dataset, protocol)
-    arms = arms_of(experiment, base_recipe(dataset, "", quick), protocol)
-    runs = [run for run in load_runs(path) if run.get("arm") in arms]
+    path = protocol_file(folder, experiment, dataset, protocol)
+    rows = rows_of(experiment, base_recipe(dataset, "", quick), protocol)
+    runs = [run for run in load_runs(path) if run.get("row") in rows]
     if protocol == "paper":
-        runs = [run for run in runs if answers(run, arms[run["arm"]].changed({"seed": run["seed"]}))]
+        runs = [run for run in runs if matches(run, rows[run["row"]].changed({"seed": run["seed"]}))]
     if not runs:
         make = command(experiment, dataset, protocol) + (" --quick" if quick else "")
         raise FileNotFoundError(f"no runs of today's settings in {path}: make them with {make}")
-    return Found.of(runs, arms)
+    return Results.of(runs, rows)
 
 
-def protocol_file(results: Path, experiment: str, dataset: str, protocol: str) -> Path:
+def protocol_file(folder: Path, experiment: str, dataset: str, protocol: str) -> Path:
     """results/NAME/DATASET.json, or DATASET-fair.json."""
-    return results_file(results, experiment, dataset + ("-fair" if protocol == "fair" else ""))
+    return results_file(folder, experiment, dataset + ("-fair" if protocol == "fair" else ""))
 
 
 def render(
-    experiment: str, dataset: str, protocol: str, results: Path, *, quick: bool = False
+    experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False
 ) -> tuple[Table, list[str]]:
     """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
-    module, found = find(experiment), load_found(experiment, dataset, protocol, results, quick=quick)
-    table, remarks = full_table(experiment, found, dataset, results), [*caveats(found), *mixed_times(module, found)]
-    path = protocol_file(results, experiment, dataset, protocol)
+    module, results = find(experiment), load_results(experiment, dataset, protocol, folder, quick=quick)
+    table, remarks = (
+        full_table(experiment, results, dataset, folder),
+        [*caveats(results), *mixed_times(module, results)],
+    )
+    path = protocol_file(folder, experiment, dataset, protocol)
     markdown = table.to_markdown() + "".join("\n" + remark.replace("*", r"\*") + "\n" for remark in remarks)
     if protocol == "fair":
-        markdown += _chosen(experiment, dataset, found, results, quick)
-    if judged := claims(experiment, dataset, found, missing_rows(experiment, dataset, protocol, found, quick)):
+        markdown += _chosen(experiment, dataset, results, folder, quick)
+    if judged := claims(experiment, dataset, results, missing_rows(experiment, dataset, protocol, results, quick)):
         markdown += "\n" + claims_table({"": judged}).to_markdown()
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with atomic_write(path.with_suffix(ending)) as draft:
             draft.write_text(text)
     with matplotlib.rc_context({"svg.hashsalt": experiment}):  # the same picture is the same file
-        height = getattr(module, "HEIGHT", max(4.0, 0.28 * len(found.arms)))
+        height = getattr(module, "HEIGHT", max(4.0, 0.28 * len(results.rows)))
         figure = Figure(figsize=(9, height), layout="constrained")
-        module.draw(found, figure)
+        module.draw(results, figure)
         figure.suptitle(f"{experiment}, {path.stem}")
         for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             with atomic_write(path.with_suffix(ending)) as draft:
@@ -68,12 +71,12 @@ def render(
     return table, remarks
 
 
-def full_table(experiment: str, found: Found, dataset: str, results: Path) -> Table:
+def full_table(experiment: str, results: Results, dataset: str, folder: Path) -> Table:
     """The table of an experiment, below what the network scores without training and with a head on its features."""
-    table = find(experiment).table(found, dataset)
+    table = find(experiment).table(results, dataset)
     if experiment == "frozen" or not any(column in CELLS for column in table.columns):
         return table
-    runs = load_runs(results_file(results, "frozen", dataset))
+    runs = load_runs(results_file(folder, "frozen", dataset))
     references = frozen.references(runs)
     shown = [frozen.FROZEN] if SETTINGS[dataset].recipe.feature_crops else [frozen.FROZEN, frozen.HEAD]
     rows = [
@@ -82,36 +85,36 @@ def full_table(experiment: str, found: Found, dataset: str, results: Path) -> Ta
             *(str(references.range(name, CELLS[column])) if column in CELLS else "-" for column in table.columns[1:]),
         )
         for name in shown
-        if name in references.arms
+        if name in references.rows
     ]
     return Table(table.columns, (*rows, *table.rows))
 
 
-def caveats(found: Found) -> list[str]:
+def caveats(results: Results) -> list[str]:
     """A line for each loss in a table that is reconstructed or partly from memory."""
-    return [f"* {name}: {doubt_of(name)}" for name in found.arms if doubt_of(name)]
+    return [f"* {name}: {caveat(name)}" for name in results.rows if caveat(name)]
 
 
-def mixed_times(module: ModuleType, found: Found) -> list[str]:
+def mixed_times(module: ModuleType, results: Results) -> list[str]:
     """A line where times in a table do not compare, because its runs were made in different ways."""
     if not hasattr(module, "SECONDS"):
         return []
-    made_by = [run["made_by"] for runs in found.arms.values() for run in runs]
+    made_by = [run["made_by"] for runs in results.rows.values() for run in runs]
     ways = {key: sorted({str(one.get(key, "unknown")) for one in made_by}) for key in ("machine", "torch", "jobs")}
     mixed = [f"{key} {' and '.join(names)}" for key, names in ways.items() if len(names) > 1]
     return [f"Seconds do not compare: these runs were made in different ways ({'; '.join(mixed)})."] if mixed else []
 
 
-def missing_rows(experiment: str, dataset: str, protocol: str, found: Found, quick: bool) -> list[str]:
+def missing_rows(experiment: str, dataset: str, protocol: str, results: Results, quick: bool) -> list[str]:
     """Rows of the paper that have no run yet."""
-    arms = arms_of(experiment, base_recipe(dataset, "", quick), protocol)
-    return [name for name in paper_rows(experiment, arms) if name not in found.arms]
+    rows = rows_of(experiment, base_recipe(dataset, "", quick), protocol)
+    return [name for name in paper_rows(experiment, rows) if name not in results.rows]
 
 
-def claims(experiment: str, dataset: str, found: Found, missing: list[str]) -> Claims:
+def claims(experiment: str, dataset: str, results: Results, missing: list[str]) -> Claims:
     """The paper's claims with a verdict each; none while rows that they need are missing."""
     module = find(experiment)
-    return {} if missing and not hasattr(module, "PAIRS") else module.claims(found, dataset)
+    return {} if missing and not hasattr(module, "PAIRS") else module.claims(results, dataset)
 
 
 def claims_table(by_dataset: Mapping[str, Claims]) -> Table:
@@ -127,21 +130,21 @@ def claims_table(by_dataset: Mapping[str, Claims]) -> Table:
     return Table(("the paper says", *names), tuple(rows))
 
 
-def made(experiment: str, results: Path) -> list[tuple[str, str]]:
+def made(experiment: str, folder: Path) -> list[tuple[str, str]]:
     """The datasets and protocols of which results/ holds something."""
     return [
         (dataset, protocol)
         for dataset in SETTINGS
         for protocol in PROTOCOLS
-        if protocol_file(results, experiment, dataset, protocol).exists()
+        if protocol_file(folder, experiment, dataset, protocol).exists()
     ]
 
 
-def _chosen(experiment: str, dataset: str, found: Found, results: Path, quick: bool) -> str:
+def _chosen(experiment: str, dataset: str, results: Results, folder: Path, quick: bool) -> str:
     """What the fair protocol's trials chose for each row."""
-    arms = arms_to_tune(experiment, base_recipe(dataset, "", quick))
-    tried = load_runs(results_file(results, "tuning", dataset))
-    trials = {name: own for name in found.arms if (own := trials_of(tried, name, arms[name]))}
+    rows = rows_to_tune(experiment, base_recipe(dataset, "", quick))
+    tried = load_runs(results_file(folder, "tuning", dataset))
+    trials = {name: own for name in results.rows if (own := trials_of(tried, name, rows[name]))}
     hours = sum(trial["seconds"] for own in trials.values() for trial in own) / 3600
     text = f"\nSettings chosen on held-out training classes, in {hours:.1f} hours "
     text += f"([trials](../tuning/{dataset}.json)):\n\n"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from proxygml.files import atomic_write
 from proxygml.paper import EXPERIMENTS, find
-from proxygml.paper.found import Claims, Found
 from proxygml.paper.rendering import (
     PROTOCOLS,
     caveats,
@@ -14,13 +13,14 @@ from proxygml.paper.rendering import (
     claims_table,
     command,
     full_table,
-    load_found,
+    load_results,
     made,
     missing_rows,
     mixed_times,
     protocol_file,
     render,
 )
+from proxygml.paper.results import Claims, Results
 from proxygml.paper.settings import SETTINGS
 from proxygml.paper.tables import Table
 
@@ -47,7 +47,7 @@ class Section:
     experiment: str
     dataset: str
     protocol: str
-    found: Found
+    results: Results
     missing: list[str]  # rows of the paper that have no run yet
 
     @property
@@ -56,11 +56,11 @@ class Section:
 
     @property
     def claims(self) -> Claims:
-        return claims(self.experiment, self.dataset, self.found, self.missing)
+        return claims(self.experiment, self.dataset, self.results, self.missing)
 
     @property
     def runs(self) -> list[dict]:
-        return [run for same in self.found.arms.values() for run in same]
+        return [run for same in self.results.rows.values() for run in same]
 
     def file(self, ending: str) -> str:
         """A file of the section as the page links to it."""
@@ -70,20 +70,20 @@ class Section:
 
 def write_report() -> Path:
     """Draw every experiment in results/ of this checkout, and write its docs/results.md."""
-    results, page = Path("results"), Path("docs/results.md")
-    if not results.is_dir() or not page.parent.is_dir():
+    folder, page = Path("results"), Path("docs/results.md")
+    if not folder.is_dir() or not page.parent.is_dir():
         raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
     for experiment in EXPERIMENTS:
-        for dataset, protocol in made(experiment, results):
-            render(experiment, dataset, protocol, results)
+        for dataset, protocol in made(experiment, folder):
+            render(experiment, dataset, protocol, folder)
     with atomic_write(page) as draft:
-        draft.write_text(report(results))
+        draft.write_text(report(folder))
     return page
 
 
-def report(results: Path, *, quick: bool = False) -> str:
+def report(folder: Path, *, quick: bool = False) -> str:
     """The text of docs/results.md, in the order of the experiments."""
-    by_experiment = {experiment: _sections(experiment, results, quick) for experiment in EXPERIMENTS}
+    by_experiment = {experiment: _sections(experiment, folder, quick) for experiment in EXPERIMENTS}
     sections = [section for own in by_experiment.values() for section in own]
     text = HEAD + _datasets(sections) + _summary(sections)
     for experiment, own in by_experiment.items():
@@ -96,18 +96,18 @@ def report(results: Path, *, quick: bool = False) -> str:
             text += f"Not run here so far: `{command(experiment, dataset, 'paper')}`.\n\n"
         full = [section for section in own if section.dataset not in BRIEF]
         for number, section in enumerate(full):
-            text += _in_full(section, results, quoted=number == 0)
+            text += _in_full(section, folder, quoted=number == 0)
         if brief := [section for section in own if section.dataset in BRIEF]:
             text += _in_brief(brief)
     return text + _notes(sections) + _runs(sections)
 
 
-def _sections(experiment: str, results: Path, quick: bool) -> list[Section]:
+def _sections(experiment: str, folder: Path, quick: bool) -> list[Section]:
     sections = []
-    for dataset, protocol in made(experiment, results):
-        found = load_found(experiment, dataset, protocol, results, quick=quick)
-        missing = missing_rows(experiment, dataset, protocol, found, quick)
-        sections.append(Section(experiment, dataset, protocol, found, missing))
+    for dataset, protocol in made(experiment, folder):
+        results = load_results(experiment, dataset, protocol, folder, quick=quick)
+        missing = missing_rows(experiment, dataset, protocol, results, quick)
+        sections.append(Section(experiment, dataset, protocol, results, missing))
     return sections
 
 
@@ -136,9 +136,9 @@ def _summary(sections: Iterable[Section]) -> str:
     return f"## in short\nHow many of the paper's claims hold here, by Recall@1 and by NMI.\n\n{table}\n"
 
 
-def _in_full(section: Section, results: Path, *, quoted: bool) -> str:
+def _in_full(section: Section, folder: Path, *, quoted: bool) -> str:
     """Table, figure and claims; the paper's numbers only where `quoted`."""
-    table = full_table(section.experiment, section.found, section.dataset, results)
+    table = full_table(section.experiment, section.results, section.dataset, folder)
     if not quoted:
         kept = [place for place, name in enumerate(table.columns) if not name.startswith(("paper", "quoted"))]
         columns, *rows = (tuple(line[place] for place in kept) for line in (table.columns, *table.rows))
@@ -160,7 +160,7 @@ def _remarks(sections: Iterable[Section]) -> str:
     return "".join(
         f"{section.name}: {remark}\n\n"
         for section in sections
-        for remark in mixed_times(find(section.experiment), section.found)
+        for remark in mixed_times(find(section.experiment), section.results)
     )
 
 
@@ -172,7 +172,7 @@ def _claims(by_dataset: dict[str, Claims]) -> str:
 
 
 def _notes(sections: Iterable[Section]) -> str:
-    notes = dict.fromkeys(note for section in sections for note in caveats(section.found))
+    notes = dict.fromkeys(note for section in sections for note in caveats(section.results))
     return "".join(["## notes\n", *(f"- {note[2:]}\n" for note in notes), "\n"]) if notes else ""
 
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 from proxygml.files import atomic_write, locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor, Measure
-from proxygml.paper.found import (
+from proxygml.paper.processes import finished
+from proxygml.paper.results import (
     add_runs,
-    answers,
     fingerprint,
     known_runs,
     load_runs,
+    matches,
     results_file,
     settings_of,
 )
-from proxygml.paper.processes import finished
 from proxygml.paper.settings import base_recipe
 from proxygml.paper.tuning import TRIALS, chosen, tuned
 from proxygml.training import trainer
@@ -43,9 +43,9 @@ def run_experiment(
     executor: Executor,
     progress: Progress,
 ) -> None:
-    """Make what results/ lacks of an experiment, or of `only` these arms of it.
+    """Make what results/ lacks of an experiment, or of `only` these rows of it.
 
-    As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every arm
+    As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every row
     are chosen on held-out training classes and the test classes are scored once, after the last epoch.
     """
     module = find(experiment)
@@ -53,25 +53,24 @@ def run_experiment(
     if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
         raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
     base = base_recipe(dataset, data, quick)
-    arms = arms_of(experiment, base, protocol)
-    rows = list(arms)
+    rows = rows_of(experiment, base, protocol)
     if not rows:
         raise ValueError(f"{experiment} needs a pretrained network, which {dataset} does not start from")
     if unknown := [name for name in only if name not in rows]:
-        raise ValueError(f"expected rows among {str(rows)[1:-1]}, got {unknown[0]!r}")
+        raise ValueError(f"expected rows among {str(list(rows))[1:-1]}, got {unknown[0]!r}")
     if executor.kind != "local" and measure is not None:
         raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
     executor = Executor(jobs=1) if measure else executor
     with locked(work):
         if protocol == "fair":
-            arms = _tuned(dataset, arms, only, quick, results, work, executor, progress)
+            rows = _tuned(dataset, rows, only, quick, results, work, executor, progress)
             dataset = f"{dataset}-fair"
         else:
-            arms = chosen(arms, only)
+            rows = chosen(rows, only)
         run_missing(
             experiment,
             dataset,
-            jobs_of(arms, seeds),
+            jobs_of(rows, seeds),
             results=results,
             work=work,
             executor=executor,
@@ -81,42 +80,42 @@ def run_experiment(
         )
 
 
-def arms_as_in_the_paper(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The arms of an experiment with test classes scored after epochs: those of the authors' code, else every one."""
+def paper_protocol_rows(experiment: str, base: Recipe) -> dict[str, Recipe]:
+    """The rows of an experiment with test classes scored after epochs: those of the authors' code, else every one."""
     module = find(experiment)
     tested = tuple(range(1, base.epochs + 1))
     if base.keep_epoch == "last":
         curve = tested if hasattr(module, "EVERY_EPOCH") else ()
-        return module.arms(base.changed({"tested_epochs": curve}))
+        return module.rows(base.changed({"tested_epochs": curve}))
     if not hasattr(module, "EVERY_EPOCH"):
         tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tested
-    return module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
+    return module.rows(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
 
 
-def arms_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The arms of an experiment, with test classes scored once, after the last epoch.
+def rows_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
+    """The rows of an experiment, with test classes scored once, after the last epoch.
 
     Without VARIANTS, the same method with another value of a setting that is searched here.
     """
     module = find(experiment)
-    arms = module.arms(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-    return {name: recipe for name, recipe in arms.items() if name not in getattr(module, "VARIANTS", ())}
+    rows = module.rows(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
+    return {name: recipe for name, recipe in rows.items() if name not in getattr(module, "VARIANTS", ())}
 
 
-def arms_of(experiment: str, base: Recipe, protocol: str) -> dict[str, Recipe]:
-    """The arms of an experiment by either protocol."""
-    return (arms_to_tune if protocol == "fair" else arms_as_in_the_paper)(experiment, base)
+def rows_of(experiment: str, base: Recipe, protocol: str) -> dict[str, Recipe]:
+    """The rows of an experiment by either protocol."""
+    return (rows_to_tune if protocol == "fair" else paper_protocol_rows)(experiment, base)
 
 
-def paper_rows(experiment: str, arms: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Of some arms those that the paper compares, or that stand beside them in every table here."""
-    rows = getattr(find(experiment), "PAPER_ROWS", arms)
-    return {name: recipe for name, recipe in arms.items() if name in rows}
+def paper_rows(experiment: str, rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Of some rows those that the paper compares, or that stand beside them in every table here."""
+    compared = getattr(find(experiment), "PAPER_ROWS", rows)
+    return {name: recipe for name, recipe in rows.items() if name in compared}
 
 
 def _tuned(
     dataset: str,
-    arms: Mapping[str, Recipe],
+    rows: Mapping[str, Recipe],
     only: Collection[str],
     quick: bool,
     results: Path,
@@ -127,25 +126,25 @@ def _tuned(
     def finish(recipes: Mapping[str, Recipe], note: str) -> Generator[tuple[str, dict], None, None]:
         total = sum(recipe.epochs for recipe in recipes.values())
 
-        def told(done: int, which: str) -> None:
+        def report(done: int, which: str) -> None:
             progress(f"choosing settings, {note}", done, total, which)
 
-        return finished(recipes, train_or_fail, work=work, executor=executor, progress=told)
+        return finished(recipes, train_or_fail, work=work, executor=executor, progress=report)
 
-    return tuned(dataset, arms, only=only, results=results, trials=2 if quick else TRIALS, finish=finish)
+    return tuned(dataset, rows, only=only, results=results, trials=2 if quick else TRIALS, finish=finish)
 
 
 class Job(NamedTuple):
     """A run that an experiment wants."""
 
-    arm: str
+    row: str
     seed: int
     recipe: Recipe
 
 
-def jobs_of(arms: Mapping[str, Recipe], seeds: Iterable[int]) -> list[Job]:
-    """A run of every arm with the first seed, then with the next."""
-    return [Job(arm, seed, recipe.changed({"seed": seed})) for seed in seeds for arm, recipe in arms.items()]
+def jobs_of(rows: Mapping[str, Recipe], seeds: Iterable[int]) -> list[Job]:
+    """A run of every row with the first seed, then with the next."""
+    return [Job(row, seed, recipe.changed({"seed": seed})) for seed in seeds for row, recipe in rows.items()]
 
 
 def split_missing(
@@ -163,19 +162,19 @@ def split_missing(
     missing: list[Job] = []
     for job in jobs:
         key = fingerprint(job.recipe)
-        same = [run for run in runs if (run["arm"], run["seed"]) == (job.arm, job.seed)]
+        same = [run for run in runs if (run["row"], run["seed"]) == (job.row, job.seed)]
         if any(run["fingerprint"] != key for run in same):
             raise ValueError(
-                f"{path} has a run of {job.arm!r}, seed {job.seed}, that another recipe made: move the file away to "
+                f"{path} has a run of {job.row!r}, seed {job.seed}, that another recipe made: move the file away to "
                 "run it all again, or go back to the settings it was made with"
             )
-        if any(answers(run, job.recipe) for run in same):
+        if any(matches(run, job.recipe) for run in same):
             continue
-        other = next((run for run in known if answers(run, job.recipe)), None)
+        other = next((run for run in known if matches(run, job.recipe)), None)
         if other is None:
             missing.append(job)
         else:
-            taken.append(other | {"arm": job.arm, "seed": job.seed})
+            taken.append(other | {"row": job.row, "seed": job.seed})
     return taken, missing
 
 
@@ -190,12 +189,12 @@ def run_missing(
     measure: Measure | None = None,
     alone: bool = False,
     progress: Progress,
-    tell: Callable[[dict], None] | None = None,
+    on_run: Callable[[dict], None] | None = None,
 ) -> None:
     """Make results/EXPERIMENT/DATASET.json hold a run for every job; unfinished ones live in `work`.
 
     A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score. `alone` gives
-    each a process of its own. `tell` is given every run as soon as it is kept.
+    each a process of its own. `on_run` is called with every run once it is saved.
     """
     path = results_file(results, experiment, dataset)
     taken, missing = split_missing(experiment, dataset, jobs, results, measured=measure is not None)
@@ -209,17 +208,17 @@ def run_missing(
         shutil.rmtree(work, ignore_errors=True)
     total = sum(recipe.epochs for recipe in recipes.values())
 
-    def told(done: int, note: str) -> None:
+    def report(done: int, note: str) -> None:
         progress(experiment, done, total, note)
 
-    made = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=told, alone=alone)
+    made = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=report, alone=alone)
     with closing(made):  # where a result cannot be kept, nothing trains on
         for key, run in made:
             wanted = [job for job in missing if fingerprint(job.recipe) == key]
-            new = [{"arm": job.arm, "seed": job.seed, "fingerprint": key, **run} for job in wanted]
+            new = [{"row": job.row, "seed": job.seed, "fingerprint": key, **run} for job in wanted]
             add_runs(path, [one | {"settings": settings_of(recipes[key])} for one in new])
-            if tell is not None:
-                tell(new[0])
+            if on_run is not None:
+                on_run(new[0])
 
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:

@@ -1,4 +1,4 @@
-"""The fair protocol's first half: the settings of every arm, chosen on held-out training classes, equal trials for all.
+"""The fair protocol's first half: the settings of every row, chosen on held-out training classes, equal trials for all.
 
 Trials are kept in results/tuning/DATASET.json, from which the search goes on where it stopped: the settings of a trial
 follow from the trials before it alone.
@@ -11,13 +11,13 @@ from types import ModuleType
 
 from proxygml import losses
 from proxygml.optional import library
-from proxygml.paper.found import fingerprint, load_runs, results_file, save_runs
+from proxygml.paper.results import fingerprint, load_runs, results_file, save_runs
 from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe, parse_settings
 
 TRIALS = 8
 HELD_OUT = {"held_out": 0.25, "tested_epochs": (), "test": False, "seed": 0}
-RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # as multiples of the arm's own
+RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # as multiples of the row's own
 OWN = {  # the setting of each loss that is searched beside its rates, from and to
     "proxygml": ("ratio", 0.05, 1.0),
     "semihard": ("margin", 0.05, 0.5),
@@ -46,27 +46,27 @@ OWN = {  # the setting of each loss that is searched beside its rates, from and 
 
 def tuned(
     dataset: str,
-    arms: Mapping[str, Recipe],
+    rows: Mapping[str, Recipe],
     *,
     only: Collection[str] = (),
     results: Path,
     trials: int = TRIALS,
     finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
 ) -> dict[str, Recipe]:
-    """Each arm, or `only` these, with those of its settings that gave the highest MAP@R on held-out training classes.
+    """Each row, or `only` these, with those of its settings that gave the highest MAP@R on held-out training classes.
 
-    `finish(recipes by fingerprint, note)` gives what each run found as soon as it is known.
+    `finish(recipes by fingerprint, note)` yields the result of each run as soon as it has ended.
     """
     _optuna()  # whoever lacks it learns so before the first trial
     path = results_file(results, "tuning", dataset)
     tried = load_runs(path)
-    compared = {recipe.ratio for recipe in arms.values()}  # where arms differ in it, it is what the experiment is about
-    arms = chosen(arms, only)
-    searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in arms.items()}
+    compared = {recipe.ratio for recipe in rows.values()}  # where rows differ in it, it is what the experiment is about
+    rows = chosen(rows, only)
+    searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in rows.items()}
     for number in range(trials):
         recipes: dict[str, Recipe] = {}
         owners: dict[str, list[tuple[str, str, dict[str, float]]]] = {}
-        for name, recipe in arms.items():
+        for name, recipe in rows.items():
             before = trials_of(tried, name, recipe)
             if len(before) <= number:
                 settings = suggest(recipe, searched[name], before)
@@ -77,14 +77,14 @@ def tuned(
             for key, run in made:
                 result = {"map_at_r": run["scores"]["map_at_r"], "seconds": run["seconds"]}
                 for name, of, settings in owners[key]:
-                    tried.append({"arm": name, "of": of, "settings": settings, **result})
+                    tried.append({"row": name, "of": of, "settings": settings, **result})
                 save_runs(path, tried)
-    return {name: apply(recipe, best(trials_of(tried, name, recipe))) for name, recipe in arms.items()}
+    return {name: apply(recipe, best(trials_of(tried, name, recipe))) for name, recipe in rows.items()}
 
 
 def trials_of(tried: list[dict], name: str, recipe: Recipe) -> list[dict]:
-    """Those of an arm as it is today."""
-    return [trial for trial in tried if trial["arm"] == name and trial["of"] == fingerprint(recipe)]
+    """Those of a row as it is today."""
+    return [trial for trial in tried if trial["row"] == name and trial["of"] == fingerprint(recipe)]
 
 
 def best(trials: list[dict]) -> dict[str, float]:
@@ -92,13 +92,13 @@ def best(trials: list[dict]) -> dict[str, float]:
     return max(trials, key=lambda trial: trial["map_at_r"])["settings"]
 
 
-def chosen(arms: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
-    """These arms, or all where none is named."""
-    return {name: recipe for name, recipe in arms.items() if not only or name in only}
+def chosen(rows: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
+    """These rows, or all where none is named."""
+    return {name: recipe for name, recipe in rows.items() if not only or name in only}
 
 
 def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
-    """What is searched for an arm, from and to; `fixed` leaves ProxyGML's ratio alone."""
+    """What is searched for a row, from and to; `fixed` leaves ProxyGML's ratio alone."""
     if recipe.loss not in OWN or (recipe.loss == "proxygml" and fixed):
         return RATES
     name, lowest, highest = OWN[recipe.loss]
@@ -106,7 +106,7 @@ def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
 
 
 def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before: list[dict]) -> dict[str, float]:
-    """The settings of an arm's next trial, after those before it; the first is the arm as it is."""
+    """The settings of a row's next trial, after those before it; the first is the row as it is."""
     if not before:
         return {}
     optuna = _optuna()
@@ -122,7 +122,7 @@ def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before:
 
 
 def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """An arm as settings of a trial; none where one of them is no number within what is searched."""
+    """A row as settings of a trial; none where one of them is no number within what is searched."""
     own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
     settings: dict[str, float] = {}
     for name, (low, high) in searched.items():

@@ -35,10 +35,10 @@ echo "$@" >> "$CANCELLED" """,
 
 
 def known() -> list[tuple]:
-    """What the runs so far have found, without times."""
+    """What the runs so far have outcomes, without times."""
     runs = running.load_runs(RESULTS)
-    found = [(run["fingerprint"], run["scores"], [point["recall@1"] for point in run["curve"]]) for run in runs]
-    return sorted(found, key=lambda run: run[0])
+    outcomes = [(run["fingerprint"], run["scores"], [point["recall@1"] for point in run["curve"]]) for run in runs]
+    return sorted(outcomes, key=lambda run: run[0])
 
 
 def workers(folder: Path) -> list[int]:
@@ -115,13 +115,16 @@ def seeds(count: int) -> dict[str, Recipe]:
 
 def test_slurm_jobs_of_one_array_give_back_what_they_found_or_why_they_failed(slurm: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    recipes, found = seeds(3), {}
+    recipes, outcomes = seeds(3), {}
     runs = finished(recipes, score, work=tmp_path / "work", executor=Executor("slurm"), progress=lambda *_: None)
     with pytest.raises(ValueError, match="1 of 3 runs failed, first proxygml with seed 1: this seed is refused"):
-        found.update(runs)
-    assert {name: run["product"] for name, run in found.items()} == {"run 0": 0, "run 2": 2 * recipes["run 2"].epochs}
-    assert found["run 2"]["folder"] == str((tmp_path / "work/run 2").resolve())
-    assert found["run 2"]["made_by"]["executor"] == "slurm"
+        outcomes.update(runs)
+    assert {name: run["product"] for name, run in outcomes.items()} == {
+        "run 0": 0,
+        "run 2": 2 * recipes["run 2"].epochs,
+    }
+    assert outcomes["run 2"]["folder"] == str((tmp_path / "work/run 2").resolve())
+    assert outcomes["run 2"]["made_by"]["executor"] == "slurm"
     assert not slurm.exists()
 
 

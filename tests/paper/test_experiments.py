@@ -11,9 +11,9 @@ from proxygml import losses
 from proxygml.cli import main
 from proxygml.paper import EXPERIMENTS, comparison, executors, find, methods, modules, proxies, running
 from proxygml.paper.executors import Executor
-from proxygml.paper.found import Found, fingerprint, save_runs
 from proxygml.paper.rendering import render
 from proxygml.paper.report import report
+from proxygml.paper.results import Results, fingerprint, save_runs
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.training.presets import PRESETS
 
@@ -30,8 +30,8 @@ def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folde
     monkeypatch.chdir(folder)
     main.main(["paper", name, "--quick"])
     runs = json.loads((folder / "runs/quick" / name / "glyphs.json").read_text())
-    assert {run["arm"] for run in runs} == set(find(name).arms(SETTINGS["glyphs"].recipe))
-    assert len({run["arm"] for run in runs}) == len(runs)
+    assert {run["row"] for run in runs} == set(find(name).rows(SETTINGS["glyphs"].recipe))
+    assert len({run["row"] for run in runs}) == len(runs)
     for ending, begins in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("md", b"| "), ("csv", b""), ("tex", b"\\begin")):
         content = (folder / "runs/quick" / name / f"glyphs.{ending}").read_bytes()
         assert content.startswith(begins)
@@ -95,7 +95,7 @@ training.train(Recipe.from_json({recipe.to_json()!r}), Path("run"), progress=pro
 def test_a_run_of_another_recipe_under_the_same_name_is_refused_and_kept(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs/quick/modules/glyphs.json"
-    save_runs(path, [{"arm": "8 all three", "seed": 0, "fingerprint": "another", "scores": {"recall@1": 1.0}}])
+    save_runs(path, [{"row": "8 all three", "seed": 0, "fingerprint": "another", "scores": {"recall@1": 1.0}}])
     before = path.read_bytes()
     with pytest.raises(SystemExit):
         main.main(["paper", "modules", "--quick"])
@@ -106,19 +106,19 @@ def test_a_run_of_another_recipe_under_the_same_name_is_refused_and_kept(tmp_pat
     assert path.read_bytes() == before
 
 
-class TestArms:
+class TestRows:
     def test_the_eight_rows_of_table_1_are_all_different(self) -> None:
-        arms = modules.arms(PRESETS["paper-cars"][1])
-        assert len({fingerprint(recipe) for recipe in arms.values()}) == 8
-        full = arms["8 all three"]
+        rows = modules.rows(PRESETS["paper-cars"][1])
+        assert len({fingerprint(recipe) for recipe in rows.values()}) == 8
+        full = rows["8 all three"]
         assert (full.positive_mask, full.mask_softmax, full.proxy_weight) == (True, True, 0.3)
-        none = arms["1 none"]
+        none = rows["1 none"]
         assert (none.positive_mask, none.mask_softmax, none.proxy_weight) == (False, False, 0.0)
 
     def test_table_2_has_every_loss_and_three_dimensions_of_ours(self) -> None:
-        arms = comparison.arms(PRESETS["paper-cub"][1])
-        assert {recipe.loss for recipe in arms.values()} == set(losses.METHODS)
-        assert [arms[name].embedding_dim for name in comparison.OURS] == [64, 384, 512]
+        rows = comparison.rows(PRESETS["paper-cub"][1])
+        assert {recipe.loss for recipe in rows.values()} == set(losses.METHODS)
+        assert [rows[name].embedding_dim for name in comparison.OURS] == [64, 384, 512]
 
     @pytest.mark.parametrize("dataset", SETTINGS)
     def test_the_other_methods_are_run_as_like_fair_runs_them(self, dataset: str) -> None:
@@ -129,21 +129,21 @@ class TestArms:
 
     def test_experiments_share_runs(self) -> None:
         base = SETTINGS["glyphs"].recipe
-        full = fingerprint(modules.arms(base)["8 all three"])
-        assert full == fingerprint(comparison.arms(base)["proxygml"])
-        assert full == fingerprint(proxies.arms(base)["N 12, r 0.05"])
-        assert full == fingerprint(find("lambda").arms(base)["lambda 0.3"])
+        full = fingerprint(modules.rows(base)["8 all three"])
+        assert full == fingerprint(comparison.rows(base)["proxygml"])
+        assert full == fingerprint(proxies.rows(base)["N 12, r 0.05"])
+        assert full == fingerprint(find("lambda").rows(base)["lambda 0.3"])
 
 
-def made_up(name: str, scores: dict[str, float]) -> Found:
-    """Two seeds of every arm of an experiment, half of it where nothing is said."""
-    arms = find(name).arms(SETTINGS["glyphs"].recipe)
+def made_up(name: str, scores: dict[str, float]) -> Results:
+    """Two seeds of every row of an experiment, half of it where nothing is said."""
+    rows = find(name).rows(SETTINGS["glyphs"].recipe)
     runs = []
-    for arm in arms:
+    for row in rows:
         for seed in (0, 1):
-            same = dict.fromkeys(("recall@1", "recall@2", "recall@4"), scores.get(arm, 0.5) + seed / 128)
-            runs.append({"arm": arm, "seed": seed, "scores": {**same, "nmi": 0.5}})
-    return Found.of(runs, arms)
+            same = dict.fromkeys(("recall@1", "recall@2", "recall@4"), scores.get(row, 0.5) + seed / 128)
+            runs.append({"row": row, "seed": seed, "scores": {**same, "nmi": 0.5}})
+    return Results.of(runs, rows)
 
 
 def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_path: Path, monkeypatch) -> None:
@@ -161,22 +161,22 @@ def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: P
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        running, "run_missing", lambda name, dataset, jobs, **_: asked.append([job.arm for job in jobs])
+        running, "run_missing", lambda name, dataset, jobs, **_: asked.append([job.row for job in jobs])
     )
     where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(), "quick": True}
     running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), progress=print, **where)
     assert asked == [["ms", "proxygml"]]
 
-    arms = running.arms_to_tune("comparison", base_recipe("glyphs", None, quick=True))
+    rows = running.rows_to_tune("comparison", base_recipe("glyphs", None, quick=True))
     made_by = {"commit": "c", "machine": "m"}
     runs = [
-        {"arm": arm, "seed": seed, "fingerprint": "tuned", "made_by": made_by}
+        {"row": row, "seed": seed, "fingerprint": "tuned", "made_by": made_by}
         | {"scores": dict.fromkeys(("recall@1", "recall@2", "recall@4", "nmi"), score + seed / 100)}
-        for arm, score in (("ms", 0.5), ("proxygml", 0.6))
+        for row, score in (("ms", 0.5), ("proxygml", 0.6))
         for seed in (0, 1)
     ]
     save_runs(tmp_path / "comparison/glyphs-fair.json", runs)
-    same = {"arm": "ms", "of": fingerprint(arms["ms"]), "seconds": 1800}
+    same = {"row": "ms", "of": fingerprint(rows["ms"]), "seconds": 1800}
     tried = [same | {"settings": {}, "map_at_r": 0.3}, same | {"settings": {"learning_rate": 2.0}, "map_at_r": 0.4}]
     save_runs(tmp_path / "tuning/glyphs.json", [*tried, same | {"of": "another", "map_at_r": 0.9}])
     render("comparison", "glyphs", "fair", tmp_path, quick=True)
@@ -193,7 +193,7 @@ def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: P
 def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compare(
     name: str, compares: bool, tmp_path: Path
 ) -> None:
-    arms = running.arms_as_in_the_paper(name, base_recipe("glyphs", None, quick=True))
+    rows = running.paper_protocol_rows(name, base_recipe("glyphs", None, quick=True))
     made_by = {"commit": "c", "machine": "m", "torch": "2.13", "jobs": 2}
     same = {
         "seed": 0,
@@ -201,7 +201,7 @@ def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compar
         "curve": [{"epoch": 1, "seconds": 2.0, "recall@1": 0.5}],
         "made_by": made_by,
     }
-    runs = [{"arm": arm, "fingerprint": fingerprint(recipe), **same} for arm, recipe in arms.items()]
+    runs = [{"row": row, "fingerprint": fingerprint(recipe), **same} for row, recipe in rows.items()]
     save_runs(tmp_path / name / "glyphs.json", runs)
     assert "do not compare" not in report(tmp_path, quick=True)
     made_elsewhere, made_before = made_by | {"machine": "n"}, {"commit": "c", "machine": "m", "torch": "2.13"}
@@ -216,13 +216,13 @@ def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compar
 def test_one_run_that_fails_does_not_keep_the_others_from_being_made(tmp_path: Path) -> None:
     base = SETTINGS["glyphs"].recipe.changed({"classes": 20, "epochs": 1, "embedding_dim": 8, "test": False})
     base = base.changed({"held_out": 0.0, "tested_epochs": (1,), "baselines": False, "ratio": 0.5})
-    arms = {"overflows": base.changed({"learning_rate": 1e30, "embedding_dim": 9}), "learns": base}
+    rows = {"overflows": base.changed({"learning_rate": 1e30, "embedding_dim": 9}), "learns": base}
     where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(jobs=2), "progress": lambda *_: None}
     with pytest.raises(ValueError, match=r"1 of 2 runs failed, first proxygml with seed 0: .*"):
-        running.run_missing("modules", "glyphs", running.jobs_of(arms, [0]), **where)
+        running.run_missing("modules", "glyphs", running.jobs_of(rows, [0]), **where)
     (run,) = running.load_runs(tmp_path / "modules/glyphs.json")
-    assert (run["arm"], run["made_by"]["jobs"]) == ("learns", 2)
-    assert running.train_or_fail(arms["overflows"].changed({"seed": 1}), tmp_path / "run")["scores"] == {
+    assert (run["row"], run["made_by"]["jobs"]) == ("learns", 2)
+    assert running.train_or_fail(rows["overflows"].changed({"seed": 1}), tmp_path / "run")["scores"] == {
         "map_at_r": 0.0
     }
 
@@ -241,8 +241,8 @@ class TestClaims:
         assert claims["at r = 1, N = 12 is best"]["R@1"] == "holds (highest mean)"
 
     def test_on_sop_the_paper_claims_no_more_than_to_be_comparable_to_the_two_best(self) -> None:
-        found = made_up("comparison", {"ms": 0.6, "htl": 0.4})
-        cars, sop = (comparison.claims(found, dataset) for dataset in ("cars", "sop"))
+        results = made_up("comparison", {"ms": 0.6, "htl": 0.4})
+        cars, sop = (comparison.claims(results, dataset) for dataset in ("cars", "sop"))
         better = "ProxyGML is better than {} * at 512 dimensions"
         assert cars[better.format("ms")]["R@1"] == "**does not hold** (-10.0 ± 0.0)"
         assert sop["ProxyGML is comparable to ms *"]["R@1"] == "difference -10.0 ± 0.0"
@@ -250,11 +250,11 @@ class TestClaims:
         assert len(sop) == len(cars) == 11
         assert sop[better.format("htl")] == cars[better.format("htl")]
         assert sop[better.format("htl")]["R@1"] == "holds (+10.0 ± 0.0)"
-        assert comparison.claims(found, "omniglot-sop") == sop
+        assert comparison.claims(results, "omniglot-sop") == sop
 
     def test_a_claim_of_table_2_compares_equal_dimensions(self) -> None:
-        found = made_up("comparison", {"proxygml, 64": 0.6, "proxygml, 384": 0.7, "proxygml": 0.8, "proxy-nca": 0.9})
-        claims = comparison.claims(found, "cars")
+        results = made_up("comparison", {"proxygml, 64": 0.6, "proxygml, 384": 0.7, "proxygml": 0.8, "proxy-nca": 0.9})
+        claims = comparison.claims(results, "cars")
         expected = {"semihard *": (64, +10), "proxy-nca": (64, -30), "hdc *": (384, +20), "ms *": (512, +30)}
         for name, (dimension, difference) in expected.items():
             said = claims[f"ProxyGML is better than {name} at {dimension} dimensions"]["R@1"]
@@ -263,16 +263,16 @@ class TestClaims:
     def test_stability_over_n_is_the_distance_of_best_and_worst_by_seed(self) -> None:
         # Of r = 0.05 the scores lie 10 points apart, of r = 0.5 30, of r = 1 as far as of r = 0.05; two seeds each.
         scores = {"N 1, r 0.05": 0.6, "N 1, r 0.5": 0.8, "N 20, r 1": 0.4}
-        found = made_up("proxies", scores)
-        spread = found.spread([proxies.named(number, 0.5) for number in proxies.NUMBERS], "recall@1")
+        results = made_up("proxies", scores)
+        spread = results.spread([proxies.named(number, 0.5) for number in proxies.NUMBERS], "recall@1")
         assert spread == {0: pytest.approx(30), 1: pytest.approx(30)}
-        claims = proxies.claims(found, "cars-head")
+        claims = proxies.claims(results, "cars-head")
         assert claims["r = 0.05 is more stable over N than r = 0.5"]["R@1"] == "holds (+20.0 ± 0.0)"
         assert claims["r = 0.05 is more stable over N than r = 1"]["R@1"].startswith("no significant difference")
 
     def test_table_2_keeps_ours_and_quoted_apart(self) -> None:
-        found = made_up("comparison", {"ms": 0.75})
-        table = comparison.table(found, "cars")
+        results = made_up("comparison", {"ms": 0.75})
+        table = comparison.table(results, "cars")
         assert table.columns[:2] == ("method", "NMI")
         row = next(row for row in table.rows if row[0].startswith("semihard"))
         assert row[1:] == ("50.0 ± 0.0", *["50.4 ± 5.0"] * 3, "53.4", "51.5", "63.8", "73.5", "64")
@@ -306,7 +306,7 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
 
 def test_a_method_that_taps_early_stages_is_left_out_where_only_the_head_is_trained() -> None:
     whole, head = (
-        running.arms_as_in_the_paper("comparison", base_recipe(f"cub-{what}", "photos", quick=False))
+        running.paper_protocol_rows("comparison", base_recipe(f"cub-{what}", "photos", quick=False))
         for what in ("small", "head")
     )
     assert whole.keys() - head.keys() == {"hdc"}

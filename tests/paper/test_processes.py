@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxygml.cli import main
-from proxygml.paper import found, running
+from proxygml.paper import running
 from proxygml.paper.executors import Executor
 from proxygml.paper.settings import SETTINGS
 
@@ -53,7 +53,7 @@ def test_where_a_result_cannot_be_kept_nothing_trains_on(tmp_path: Path, monkeyp
     def full(path: Path, runs: list[dict]) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(found, "save_runs", full)
+    monkeypatch.setattr("proxygml.paper.results.save_runs", full)
     small = {"classes": 8, "epochs": 1, "embedding_dim": 8, "ratio": 0.5}
     recipe = SETTINGS["glyphs"].recipe.changed({**small, "held_out": 0.0, "tested_epochs": (1,), "test": False})
     where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(jobs=1), "progress": lambda *_: None}

@@ -15,8 +15,8 @@ import proxygml.paper
 from proxygml import files
 from proxygml.cli import main
 from proxygml.files import UnwritableError
-from proxygml.paper import found, queue, settings
-from proxygml.paper.found import load_runs, save_runs
+from proxygml.paper import queue, settings
+from proxygml.paper.results import fingerprint, load_runs, save_runs
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
 
@@ -32,11 +32,11 @@ ROWS = {  # ratios of an experiment's rows
 
 
 def experiment(name: str) -> ModuleType:
-    def arms(base: Recipe) -> dict[str, Recipe]:
+    def rows(base: Recipe) -> dict[str, Recipe]:
         return {row: base.changed({"ratio": ratio}) for row, ratio in ROWS[name].items()}
 
     module = ModuleType(f"proxygml.paper.{name}")
-    module.arms = arms
+    module.rows = rows
     if name == "second":
         module.EVERY_EPOCH = True
     return module
@@ -80,7 +80,7 @@ def results(name: str) -> list[dict]:
 
 
 def rows() -> dict[str, list[str]]:
-    return {name: [run["arm"] for run in results(name)] for name in ROWS}
+    return {name: [run["row"] for run in results(name)] for name in ROWS}
 
 
 def refusal(capsys: pytest.CaptureFixture) -> str:
@@ -121,15 +121,15 @@ class TestThePlan:
 
     def test_of_a_small_queue(self, here: Path) -> None:
         first, second, third = queue.plan(".", WORK, quick=True)
-        assert [(job.arm, job.recipe.tested_epochs) for job in first.missing] == [("a", ()), ("b", (1, 2, 3, 4))]
-        assert [job.arm for job in second.missing] == ["c"]
+        assert [(job.row, job.recipe.tested_epochs) for job in first.missing] == [("a", ()), ("b", (1, 2, 3, 4))]
+        assert [job.row for job in second.missing] == ["c"]
         assert (third.missing, third.wanted) == ([], 1)
 
     def test_says_how_long_by_the_runs_that_are_finished(self, here: Path) -> None:
         parts = queue.plan(".", WORK, quick=True)
         assert queue.minutes_left(parts, WORK)[f"first on {ON}"] == 2 * settings.SETTINGS[ON].minutes
         same = {"fingerprint": "x", "seed": 0, "scores": {}}
-        kept = [{"arm": str(seconds), "seconds": seconds, **same} for seconds in (60.0, 120.0, 600.0)]
+        kept = [{"row": str(seconds), "seconds": seconds, **same} for seconds in (60.0, 120.0, 600.0)]
         save_runs(WORK / "ratio" / f"{ON}.json", kept)
         assert queue.minutes_left(parts, WORK)[f"first on {ON}"] == pytest.approx(2 * 1.1 * 2)
 
@@ -143,7 +143,7 @@ class TestThePlan:
 
 
 def test_every_run_is_made_once_and_stands_wherever_it_is_wanted(whole: dict[str, list[dict]]) -> None:
-    assert {name: [run["arm"] for run in runs] for name, runs in whole.items()} == {
+    assert {name: [run["row"] for run in runs] for name, runs in whole.items()} == {
         "first": ["a", "b"],
         "second": ["b", "c"],
         "third": ["b again"],
@@ -191,7 +191,7 @@ run_queue()
         time.sleep(0.1)
     run_queue()
     for name, runs in whole.items():
-        assert [(run["arm"], run["scores"]) for run in results(name)] == [(run["arm"], run["scores"]) for run in runs]
+        assert [(run["row"], run["scores"]) for run in results(name)] == [(run["row"], run["scores"]) for run in runs]
     assert {path.name for path in WORK.rglob("*") if path.is_file()} == {f"{ON}.json", ".lock"}
 
 
@@ -243,7 +243,7 @@ def test_a_folder_that_holds_something_else_is_named(here: Path, capsys: pytest.
 
 def test_a_run_of_another_recipe_stays_where_it_is(here: Path, capsys: pytest.CaptureFixture) -> None:
     path = WORK / "second" / f"{ON}.json"
-    save_runs(path, [{"arm": "c", "seed": 0, "fingerprint": "another", "scores": {"recall@1": 1.0}}])
+    save_runs(path, [{"row": "c", "seed": 0, "fingerprint": "another", "scores": {"recall@1": 1.0}}])
     before = path.read_bytes()
     with pytest.raises(SystemExit):
         run_queue()
@@ -261,7 +261,7 @@ def test_a_full_disk_is_one_line_and_the_run_is_not_trained_again(
         raise UnwritableError(f"could not write {path}: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(found, "save_runs", full)
+        patch.setattr("proxygml.paper.results.save_runs", full)
         with pytest.raises(SystemExit):
             run_queue()
     assert refusal(capsys) == f"error: could not write runs/quick/first/{ON}.json: No space left on device. " + GO_ON
@@ -273,9 +273,9 @@ def test_a_full_disk_is_one_line_and_the_run_is_not_trained_again(
     assert run["seconds"] == round(sum(entry["training_seconds"] for entry in log), 1)
 
 
-def test_a_run_that_fails_is_told_once_and_the_others_are_made(here: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_failed_run_is_reported_once_and_the_others_are_made(here: Path, capsys: pytest.CaptureFixture) -> None:
     first, *_ = queue.plan(".", WORK, quick=True)
-    in_its_way = WORK / found.fingerprint(first.missing[1].recipe)
+    in_its_way = WORK / fingerprint(first.missing[1].recipe)
     WORK.mkdir(parents=True)
     in_its_way.write_text("a file where the folder of b should be")
     with pytest.raises(SystemExit):

@@ -8,10 +8,10 @@ import torch
 from proxygml import backbones
 from proxygml.cli import main
 from proxygml.paper import frozen, settings
-from proxygml.paper.found import fingerprint, load_runs, save_runs
-from proxygml.paper.rendering import full_table, load_found
+from proxygml.paper.rendering import full_table, load_results
 from proxygml.paper.report import report
-from proxygml.paper.running import arms_as_in_the_paper, jobs_of
+from proxygml.paper.results import fingerprint, load_runs, save_runs
+from proxygml.paper.running import jobs_of, paper_protocol_rows
 from proxygml.paper.settings import SETTINGS, base_recipe
 from tests.data.conftest import write_image
 
@@ -90,7 +90,7 @@ def test_the_last_epoch_is_scored_and_never_one_chosen_on_test_classes(name: str
     recipe = SETTINGS[name].recipe
     assert (recipe.keep_epoch, recipe.held_out, recipe.test) == ("last", 0.0, True)
     for experiment, tested in (("comparison", ()), ("convergence", tuple(range(1, recipe.epochs + 1)))):
-        rows = arms_as_in_the_paper(experiment, base_recipe(name, "ROOT", quick=False)).values()
+        rows = paper_protocol_rows(experiment, base_recipe(name, "ROOT", quick=False)).values()
         assert {(row.keep_epoch, row.tested_epochs) for row in rows} == {("last", tested)}
 
 
@@ -109,34 +109,34 @@ def test_data_is_a_folder_or_one_that_holds_it(tmp_path: Path) -> None:
 
 class TestTheFrozenNetwork:
     @staticmethod
-    def write(results: Path, dataset: str) -> None:
+    def write(folder: Path, dataset: str) -> None:
         base = base_recipe(dataset, "", quick=False)
         scores = dict.fromkeys(("recall@1", "recall@2", "recall@4"), 0.5) | {"nmi": 0.6}
         made_by = {"commit": "c", "machine": "m"}
         for experiment, more in (("frozen", {"frozen": scores | {"recall@1": 0.4}}), ("ratio", {})):
             runs = [
-                {"arm": job.arm, "seed": job.seed, "fingerprint": fingerprint(job.recipe), "scores": scores}
+                {"row": job.row, "seed": job.seed, "fingerprint": fingerprint(job.recipe), "scores": scores}
                 | {"made_by": made_by, **more}
-                for job in jobs_of(arms_as_in_the_paper(experiment, base), (0, 1))
+                for job in jobs_of(paper_protocol_rows(experiment, base), (0, 1))
             ]
-            save_runs(results / experiment / f"{dataset}.json", runs)
+            save_runs(folder / experiment / f"{dataset}.json", runs)
 
     def test_stands_on_top_of_every_table(self, tmp_path: Path) -> None:
         self.write(tmp_path, "cars-head")
-        found = load_found("ratio", "cars-head", "paper", tmp_path)
-        table = full_table("ratio", found, "cars-head", tmp_path)
+        results = load_results("ratio", "cars-head", "paper", tmp_path)
+        table = full_table("ratio", results, "cars-head", tmp_path)
         assert table.rows[0] == (frozen.FROZEN, "40.0 ± 0.0", "60.0 ± 0.0")
         assert table.rows[1][0] == "N 12, r 0.01"
 
     def test_stands_beside_a_head_on_its_features_where_the_network_is_trained(self, tmp_path: Path) -> None:
         self.write(tmp_path, "cub-small")
-        found = load_found("ratio", "cub-small", "paper", tmp_path)
-        table = full_table("ratio", found, "cub-small", tmp_path)
+        results = load_results("ratio", "cub-small", "paper", tmp_path)
+        table = full_table("ratio", results, "cub-small", tmp_path)
         assert [row[:2] for row in table.rows[:2]] == [(frozen.FROZEN, "40.0 ± 0.0"), (frozen.HEAD, "50.0 ± 0.0")]
         assert f"| {frozen.FROZEN} | 40.0 ± 0.0 | 60.0 ± 0.0 |" in report(tmp_path)
 
     def test_is_the_floor_of_the_same_head_in_both_settings(self) -> None:
-        (head,), (small,) = (frozen.arms(SETTINGS[name].recipe).values() for name in ("cars-head", "cars-small"))
+        (head,), (small,) = (frozen.rows(SETTINGS[name].recipe).values() for name in ("cars-head", "cars-small"))
         assert head.changed({"image_size": 112, "crop_scale": small.crop_scale}) == small
         assert head.baselines
 
@@ -165,7 +165,7 @@ def test_stanford_online_products_are_walked_on_a_miniature_tree(
     rows = ["proxygml", "ms"]
     main.main(["paper", "comparison", "--dataset", "sop", "--data", ".", "--quick", "--jobs", "1", "--only", *rows])
     runs = load_runs(tmp_path / "runs/quick/comparison/sop.json")
-    assert sorted(run["arm"] for run in runs) == sorted(rows)
+    assert sorted(run["row"] for run in runs) == sorted(rows)
     for run in runs:
         assert {"recall@1", "recall@10", "recall@100", "nmi"} <= run["scores"].keys()
     assert "| quoted: R@100 |" in (tmp_path / "runs/quick/comparison/sop.md").read_text()

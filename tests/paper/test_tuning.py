@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from proxygml.losses import METHODS, defaults, make
-from proxygml.paper.found import load_runs
+from proxygml.paper.results import load_runs
 from proxygml.paper.tuning import HELD_OUT, OWN, apply, as_it_is, space, suggest, tuned
 from proxygml.training.build import own_rate
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe, parse_settings
 
 pytest.importorskip("optuna", reason="optuna is not installed: proxygml[paper]")
-ARMS = {"ours": GLYPHS, "theirs": GLYPHS.changed({"loss": "ms", "loss_settings": ("alpha=3",)})}
+ROWS = {"ours": GLYPHS, "theirs": GLYPHS.changed({"loss": "ms", "loss_settings": ("alpha=3",)})}
 
 
 def judged(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict]]:
@@ -26,19 +26,19 @@ def judged(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict
 
 
 def search(results: Path, trials: int, finish=judged) -> dict[str, Recipe]:
-    return tuned("glyphs", ARMS, results=results, trials=trials, finish=finish)
+    return tuned("glyphs", ROWS, results=results, trials=trials, finish=finish)
 
 
-def test_every_arm_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> None:
+def test_every_row_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> None:
     best = search(tmp_path, 6)
     trials = load_runs(tmp_path / "tuning/glyphs.json")
     for name, recipe in best.items():
-        own = [trial for trial in trials if trial["arm"] == name]
+        own = [trial for trial in trials if trial["row"] == name]
         assert len(own) == 6
-        assert own[0]["settings"] == {}  # the arm as it is
+        assert own[0]["settings"] == {}  # the row as it is
         chosen = max(own, key=lambda trial: trial["map_at_r"])
-        assert recipe == apply(ARMS[name], chosen["settings"])
-        assert abs(recipe.learning_rate - 1e-3) <= abs(ARMS[name].learning_rate - 1e-3)
+        assert recipe == apply(ROWS[name], chosen["settings"])
+        assert abs(recipe.learning_rate - 1e-3) <= abs(ROWS[name].learning_rate - 1e-3)
 
 
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_is_searched_is_a_setting_of_the_loss_within_its_ends(loss: str) ->
 
 
 @pytest.mark.parametrize("loss", sorted(METHODS.keys() - {"contrastive"}))  # whose margin depends on its variant
-def test_the_arm_as_it_is_lies_within_what_is_searched(loss: str) -> None:
+def test_the_row_as_it_is_lies_within_what_is_searched(loss: str) -> None:
     plain = GLYPHS.changed({"loss": loss})
     ends = space(plain, fixed=False)
     settings = as_it_is(plain, ends)
@@ -82,7 +82,7 @@ def test_the_arm_as_it_is_lies_within_what_is_searched(loss: str) -> None:
         assert defaults(loss) | parse_settings(same.loss_settings) == defaults(loss)
 
 
-def test_the_search_learns_from_the_arm_as_it_is() -> None:
+def test_the_search_learns_from_the_row_as_it_is() -> None:
     ends = space(GLYPHS, fixed=True)
     others = [{"settings": dict.fromkeys(ends, multiple), "map_at_r": 0.5} for multiple in (0.3, 3.5)]
 
@@ -96,20 +96,20 @@ def test_the_search_learns_from_the_arm_as_it_is() -> None:
     assert suggest(outside, space(outside, fixed=False), [{"settings": {}, "map_at_r": 0.5}])
 
 
-def test_settings_of_a_trial_come_on_top_of_the_arms_own() -> None:
+def test_settings_of_a_trial_come_on_top_of_the_rows_own() -> None:
     settings = {"learning_rate": 2.0, "proxy_learning_rate": 0.5, "beta": 40.0}
-    recipe = apply(ARMS["theirs"].changed({"head_learning_rate": 1e-2}), settings)
+    recipe = apply(ROWS["theirs"].changed({"head_learning_rate": 1e-2}), settings)
     assert (recipe.learning_rate, recipe.head_learning_rate) == (2 * GLYPHS.learning_rate, 2e-2)
     assert recipe.proxy_learning_rate == 0.015
     assert parse_settings(recipe.loss_settings) == {"alpha": 3, "beta": 40.0}
 
 
 def test_what_an_experiment_compares_is_not_searched(tmp_path: Path) -> None:
-    arms = {f"r {ratio}": GLYPHS.changed({"ratio": ratio}) for ratio in (0.05, 0.5)}
-    best = tuned("glyphs", arms, only=["r 0.5"], results=tmp_path, trials=3, finish=judged)
+    rows = {f"r {ratio}": GLYPHS.changed({"ratio": ratio}) for ratio in (0.05, 0.5)}
+    best = tuned("glyphs", rows, only=["r 0.5"], results=tmp_path, trials=3, finish=judged)
     assert {name: recipe.ratio for name, recipe in best.items()} == {"r 0.5": 0.5}
     assert len(load_runs(tmp_path / "tuning/glyphs.json")) == 3
-    best = tuned("glyphs", arms, results=tmp_path, trials=3, finish=judged)
+    best = tuned("glyphs", rows, results=tmp_path, trials=3, finish=judged)
     assert [recipe.ratio for recipe in best.values()] == [0.05, 0.5]
     assert len(load_runs(tmp_path / "tuning/glyphs.json")) == 6
     assert space(GLYPHS, fixed=False).keys() - space(GLYPHS, fixed=True).keys() == {OWN["proxygml"][0]}

@@ -7,47 +7,56 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from proxygml.paper.found import Found, Range, fingerprint, known_runs, load_runs, results_file, save_runs
+from proxygml.paper.results import (
+    Range,
+    Results,
+    fingerprint,
+    known_runs,
+    load_runs,
+    results_file,
+    save_runs,
+    without_paths,
+)
 from proxygml.training.presets import GLYPHS
 
 
-def run(arm: str, seed: int, recall: float, nmi: float = 0.5) -> dict:
-    return {"arm": arm, "seed": seed, "scores": {"recall@1": recall, "nmi": nmi}}
+def run(row: str, seed: int, recall: float, nmi: float = 0.5) -> dict:
+    return {"row": row, "seed": seed, "scores": {"recall@1": recall, "nmi": nmi}}
 
 
 @pytest.fixture
-def found() -> Found:
+def results() -> Results:
     better = [run("better", seed, 0.8 + 0.01 * seed) for seed in range(3)]
     worse = [run("worse", seed, 0.7 + 0.01 * seed) for seed in range(3)]
-    return Found.of([*worse, *better, run("alone", 0, 0.9)], ["better", "worse", "absent", "alone"])
+    return Results.of([*worse, *better, run("alone", 0, 0.9)], ["better", "worse", "absent", "alone"])
 
 
-def test_arms_stand_in_the_order_of_the_experiment_and_those_without_runs_are_left_out(found: Found) -> None:
-    assert list(found.arms) == ["better", "worse", "alone"]
+def test_rows_stand_in_the_order_of_the_experiment_and_those_without_runs_are_left_out(results: Results) -> None:
+    assert list(results.rows) == ["better", "worse", "alone"]
 
 
-def test_the_interval_is_students(found: Found) -> None:
-    mean, half_width = found.range("better", "recall@1")
+def test_the_interval_is_students(results: Results) -> None:
+    mean, half_width = results.range("better", "recall@1")
     low, high = stats.ttest_1samp([80, 81, 82], 0).confidence_interval(0.95)
     assert (mean, half_width) == (pytest.approx(81), pytest.approx((high - low) / 2))
-    assert str(found.range("better", "recall@1")) == "81.0 ± 2.5"
+    assert str(results.range("better", "recall@1")) == "81.0 ± 2.5"
 
 
-def test_one_seed_has_no_interval(found: Found) -> None:
-    assert str(found.range("alone", "recall@1")) == "90.0"
-    assert math.isnan(found.range("alone", "recall@1").half_width)
-    assert found.verdict("alone", "better").startswith("one seed cannot tell")
+def test_one_seed_has_no_interval(results: Results) -> None:
+    assert str(results.range("alone", "recall@1")) == "90.0"
+    assert math.isnan(results.range("alone", "recall@1").half_width)
+    assert results.verdict("alone", "better").startswith("one seed cannot tell")
 
 
-def test_differences_are_paired_by_seed(found: Found) -> None:
-    assert found.difference("better", "worse", "recall@1") == Range(pytest.approx(10), pytest.approx(0, abs=1e-9))
-    assert found.verdict("better", "worse") == "holds (+10.0 ± 0.0)"
-    assert found.verdict("worse", "better") == "**does not hold** (-10.0 ± 0.0)"
+def test_differences_are_paired_by_seed(results: Results) -> None:
+    assert results.difference("better", "worse", "recall@1") == Range(pytest.approx(10), pytest.approx(0, abs=1e-9))
+    assert results.verdict("better", "worse") == "holds (+10.0 ± 0.0)"
+    assert results.verdict("worse", "better") == "**does not hold** (-10.0 ± 0.0)"
 
 
 def test_a_difference_whose_interval_holds_zero_is_not_significant() -> None:
     runs = [run("one", 0, 0.8), run("one", 1, 0.7), run("other", 0, 0.7), run("other", 1, 0.79)]
-    assert Found.of(runs, ["one", "other"]).verdict("one", "other").startswith("no significant difference")
+    assert Results.of(runs, ["one", "other"]).verdict("one", "other").startswith("no significant difference")
 
 
 def test_the_fingerprint_follows_what_can_change_scores_and_nothing_else() -> None:
@@ -65,7 +74,7 @@ def test_the_fingerprint_follows_what_a_loss_brings_itself(monkeypatch) -> None:
     assert fingerprint(recipe) != before
 
 
-def test_runs_are_found_again_by_their_fingerprint_in_any_experiment(tmp_path: Path) -> None:
+def test_runs_are_known_again_by_their_fingerprint_in_any_experiment(tmp_path: Path) -> None:
     save_runs(results_file(tmp_path, "modules", "glyphs"), [run("a", 0, 0.5) | {"fingerprint": "one"}])
     save_runs(results_file(tmp_path, "ratio", "glyphs"), [run("b", 0, 0.6) | {"fingerprint": "two"}])
     save_runs(results_file(tmp_path, "ratio", "omniglot"), [run("c", 0, 0.7) | {"fingerprint": "three"}])
@@ -83,7 +92,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 def test_an_altered_score_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "glyphs.json"
-    runs = [run(arm, 0, recall) | {"fingerprint": arm} for arm, recall in (("a", 0.75), ("b", 0.5))]
+    runs = [run(row, 0, recall) | {"fingerprint": row} for row, recall in (("a", 0.75), ("b", 0.5))]
     save_runs(path, runs)
     assert load_runs(path) == runs
     content = path.read_text()
@@ -93,3 +102,8 @@ def test_an_altered_score_is_noticed(tmp_path: Path) -> None:
             load_runs(path)
     path.write_text(json.dumps(runs))  # as earlier versions wrote it
     assert load_runs(path) == runs
+
+
+def test_commands_keep_no_machine_paths() -> None:
+    command = "proxygml paper queue --data '/a folder/b' --results /r --work=/w --jobs 2"
+    assert without_paths(command) == "proxygml paper queue --data ROOT --jobs 2"

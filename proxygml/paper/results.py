@@ -1,8 +1,9 @@
-"""What an experiment has found on a dataset: the runs in results/NAME/DATASET.json, and what they say together."""
+"""The runs of an experiment on a dataset, in results/NAME/DATASET.json, and statistics over their seeds."""
 
 import hashlib
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ def fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(settings_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def answers(run: dict, recipe: Recipe) -> bool:
+def matches(run: dict, recipe: Recipe) -> bool:
     """Whether a finished run is of this recipe, with scores after every epoch that it asks for."""
     if run["fingerprint"] != fingerprint(recipe):
         return False
@@ -70,47 +71,47 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
-    """Runs by arm, in the order of the experiment."""
+class Results:
+    """Runs by row, in the order of the experiment."""
 
-    arms: Mapping[str, list[dict]]
+    rows: Mapping[str, list[dict]]
 
     @classmethod
-    def of(cls, runs: Iterable[dict], names: Iterable[str]) -> "Found":
-        """The runs of these arms, arms without any left out."""
+    def of(cls, runs: Iterable[dict], names: Iterable[str]) -> "Results":
+        """The runs of these rows, rows without any left out."""
         runs = list(runs)
-        by_name = {name: sorted((run for run in runs if run["arm"] == name), key=_seed) for name in names}
+        by_name = {name: sorted((run for run in runs if run["row"] == name), key=_seed) for name in names}
         return cls({name: same for name, same in by_name.items() if same})
 
-    def values(self, arm: str, metric: str) -> dict[int, float]:
-        """Percentages by seed; none of an arm that was not run."""
-        return {run["seed"]: 100 * run["scores"][metric] for run in self.arms.get(arm, ())}
+    def values(self, row: str, metric: str) -> dict[int, float]:
+        """Percentages by seed; none of a row that was not run."""
+        return {run["seed"]: 100 * run["scores"][metric] for run in self.rows.get(row, ())}
 
-    def range(self, arm: str, metric: str) -> Range:
-        """Mean and interval over the seeds of an arm."""
-        return range_of(list(self.values(arm, metric).values()))
+    def range(self, row: str, metric: str) -> Range:
+        """Mean and interval over the seeds of a row."""
+        return range_of(list(self.values(row, metric).values()))
 
-    def difference(self, arm: str, other: str, metric: str) -> Range:
-        """By how much an arm is above another, paired by seed."""
-        ours, theirs = self.values(arm, metric), self.values(other, metric)
+    def difference(self, row: str, other: str, metric: str) -> Range:
+        """By how much a row is above another, paired by seed."""
+        ours, theirs = self.values(row, metric), self.values(other, metric)
         return range_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
     def best(self, metric: str) -> str:
-        """The arm with the highest mean."""
-        return max(self.arms, key=lambda arm: self.range(arm, metric).mean)
+        """The row with the highest mean."""
+        return max(self.rows, key=lambda row: self.range(row, metric).mean)
 
-    def verdict(self, arm: str, other: str, metric: str = "recall@1") -> str:
-        """Whether an arm is above another, in words, with the difference that says so."""
-        difference = self.difference(arm, other, metric)
+    def verdict(self, row: str, other: str, metric: str = "recall@1") -> str:
+        """Whether a row is above another, in words, with the difference that says so."""
+        difference = self.difference(row, other, metric)
         return judge(difference)
 
-    def verdicts(self, arm: str, other: str) -> dict[str, str]:
+    def verdicts(self, row: str, other: str) -> dict[str, str]:
         """The same by both of the paper's measures: retrieval and clustering."""
-        return {"R@1": self.verdict(arm, other, "recall@1"), "NMI": self.verdict(arm, other, "nmi")}
+        return {"R@1": self.verdict(row, other, "recall@1"), "NMI": self.verdict(row, other, "nmi")}
 
-    def spread(self, arms: Iterable[str], metric: str) -> dict[int, float]:
-        """By seed, how far the best and the worst of these arms are apart; of seeds with which all were run."""
-        values = [self.values(arm, metric) for arm in arms]
+    def spread(self, rows: Iterable[str], metric: str) -> dict[int, float]:
+        """By seed, how far the best and the worst of these rows are apart; of seeds with which all were run."""
+        values = [self.values(row, metric) for row in rows]
         seeds = set.intersection(*map(set, values)) if values else set()
         return {seed: max(one[seed] for one in values) - min(one[seed] for one in values) for seed in sorted(seeds)}
 
@@ -140,6 +141,12 @@ def _seed(run: dict) -> int:
     return run["seed"]
 
 
+def without_paths(command: str) -> str:
+    """A command with `--data ROOT` and without --results and --work: paths of one machine help nobody."""
+    path = r"('[^']*'|\S+)"
+    return re.sub(rf"--data[ =]{path}", "--data ROOT", re.sub(rf" --(results|work)[ =]{path}", "", command))
+
+
 def results_file(folder: Path, experiment: str, dataset: str) -> Path:
     return folder / experiment / f"{dataset}.json"
 
@@ -167,15 +174,15 @@ def _read(path: Path, expected: Callable[[object], bool]) -> list[dict]:
 
 def _is_run(run: object) -> bool:
     """Whether a run says what it is of, and all that it says is of the right kind."""
-    if not isinstance(run, dict) or not _is_record(run) or "arm" not in run:
+    if not isinstance(run, dict) or not _is_record(run) or "row" not in run:
         return False
     numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
-    return numbers and ("of" in run or {"fingerprint", "seed"} <= run.keys())  # `of` an arm, where settings are tried
+    return numbers and ("of" in run or {"fingerprint", "seed"} <= run.keys())  # `of` a row, where settings are tried
 
 
 def _is_record(run: object) -> bool:
     """Whether it may stand beside runs: benchmarks keep records of their own there."""
-    kinds = {"arm": str, "of": str, "fingerprint": str, "seed": int, "scores": dict, "made_by": dict, "curve": list}
+    kinds = {"row": str, "of": str, "fingerprint": str, "seed": int, "scores": dict, "made_by": dict, "curve": list}
     return isinstance(run, dict) and all(isinstance(run.get(name, kind()), kind) for name, kind in kinds.items())
 
 
@@ -187,8 +194,8 @@ def save_runs(path: Path, runs: list[dict]) -> None:
 def add_runs(path: Path, new: list[dict]) -> None:
     """Add runs to a file that other processes may be adding to; a run of the same row, seed and recipe is replaced."""
     with locked(path.parent):
-        places = {(run["arm"], run["seed"], run["fingerprint"]) for run in new}
-        kept = [run for run in load_runs(path) if (run["arm"], run["seed"], run["fingerprint"]) not in places]
+        places = {(run["row"], run["seed"], run["fingerprint"]) for run in new}
+        kept = [run for run in load_runs(path) if (run["row"], run["seed"], run["fingerprint"]) not in places]
         save_runs(path, [*kept, *new])
 
 
