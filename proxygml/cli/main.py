@@ -16,7 +16,7 @@ from proxygml.cli.lists import datasets, losses
 from proxygml.cli.paper import paper
 from proxygml.cli.search import search
 from proxygml.cli.train import presets, train
-from proxygml.distributed.launch import is_first_process, may_speak
+from proxygml.distributed.launch import is_first_process, should_report
 from proxygml.version import __version__
 
 
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
         what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
-        if may_speak(error):
+        if should_report(error):
             messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
         sys.exit(1)
 

@@ -1,7 +1,7 @@
-"""What processes tell each other: rows of all of them and sums over all of them, with gradients; their settings.
+"""Collectives with gradients: rows of all processes, sums over all processes; a check that settings are equal.
 
-Gradients of a process's own numbers come out multiplied by the number of processes: DistributedDataParallel, through
-which they then go, takes the mean over processes where their sum is meant.
+The gradient of `gather_rows` is multiplied by the number of processes, because DistributedDataParallel then averages
+over processes where the sum is needed.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None, *, shared: bool) -> Tensor:
     """The rows (b, ...) of all processes, in the order of their ranks: (B, ...); b may differ.
 
-    Where each process makes a part of the loss of all rows, their gradients are `shared` and have to be added up; where
-    each makes all of it, they are whole already.
+    Set `shared` if each process computes a part of the loss: gradients are then summed over processes. Otherwise each
+    process computes the whole loss and has the whole gradient already.
     """
     return _GatherRows.apply(rows, group, shared)
 
@@ -25,13 +25,13 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup | None, shared: bool) -> Tensor:
         size, rank = dist.get_world_size(group), dist.get_rank(group)
-        told = [torch.empty((), dtype=torch.int64, device=rows.device) for _ in range(size)]
-        dist.all_gather(told, torch.tensor(len(rows), device=rows.device), group)
-        counts = [int(count) for count in told]
-        longest = rows.new_zeros(max(counts), *rows.shape[1:])  # all have to send as many
-        longest[: len(rows)] = rows
-        gathered = [torch.empty_like(longest) for _ in range(size)]
-        dist.all_gather(gathered, longest, group)
+        sizes = [torch.empty((), dtype=torch.int64, device=rows.device) for _ in range(size)]
+        dist.all_gather(sizes, torch.tensor(len(rows), device=rows.device), group)
+        counts = [int(count) for count in sizes]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])  # all processes must send the same size
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(gathered, padded, group)
         ctx.group, ctx.size, ctx.shared = group, size, shared
         ctx.own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
         return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
@@ -53,23 +53,23 @@ def sum_over_processes(values: Tensor) -> Tensor:
 class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        return _summed(values)
+        return _all_reduce(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _summed(gradient)  # every process has used the sum
+        return _all_reduce(gradient)  # every process uses the sum
 
 
-def _summed(values: Tensor) -> Tensor:
-    device = "cuda" if dist.get_backend() == "nccl" else values.device  # nccl knows the memory of GPUs alone
+def _all_reduce(values: Tensor) -> Tensor:
+    device = "cuda" if dist.get_backend() == "nccl" else values.device  # nccl needs GPU tensors
     total = values.to(device, copy=True, memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total.to(values.device)
 
 
-def same_everywhere(settings: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
-    """An error on every process where they were given different settings."""
+def require_equal_settings(settings: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
+    """Raise a ValueError in every process if their settings differ."""
     everyone: list[dict[str, object]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, settings, group)
     for rank, theirs in enumerate(everyone):

@@ -10,8 +10,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments import SLURMEnvironment
 from lightning_fabric.strategies import DDPStrategy
 
-from proxygml.distributed.collectives import same_everywhere
-from proxygml.distributed.launch import LostOthersError, start_copies
+from proxygml.distributed.collectives import require_equal_settings
+from proxygml.distributed.launch import LostProcessError, start_copies
 from proxygml.files import one_line
 
 
@@ -59,11 +59,11 @@ def launch_fabric(
     try:
         fabric.launch()
         if world_size > 1 and settings is not None:
-            same_everywhere(dict(settings))
+            require_equal_settings(dict(settings))
     except RuntimeError as error:
         if world_size == 1:
             raise
-        raise LostOthersError(
+        raise LostProcessError(
             f"only some of the {world_size} processes connected: one has ended or hangs "
             f"({one_line(error, max_length=100)}). Run the command again"
         ) from error

@@ -1,4 +1,4 @@
-"""The processes of one command on one machine: this one and copies of it, which end with it."""
+"""Starts copies of this command as further processes on one machine, and chooses the one that reports an error."""
 
 import atexit
 import os
@@ -9,33 +9,33 @@ import tempfile
 import time
 from pathlib import Path
 
-LAST_WORDS = 1.5  # seconds that copies have to end after this process
-WORD = "PROXYGML_WORD"  # names the empty file whose remover speaks for all
+GRACE = 1.5  # seconds that the copies have to end after this process
+ERROR_TOKEN = "PROXYGML_ERROR_TOKEN"  # path of an empty file; the process that removes it reports the error
 
 
-class LostOthersError(ValueError):
-    """This process no longer reaches the others, of which one may know why."""
+class LostProcessError(ValueError):
+    """The connection to another process is lost; that process may know the cause."""
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of several processes that speaks for all; torchrun and Fabric number them."""
+    """Whether this is the first of several processes, by the variables of torchrun and Fabric."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
 def start_copies(processes: int) -> None:
-    """Start this command again as processes 1, 2, ... of so many; this one is process 0. Fabric reads LOCAL_RANK.
+    """Start this command again as processes 1, 2, ...; this one is process 0. Fabric reads LOCAL_RANK.
 
-    Fabric would start them itself, but within seconds of the end of one it kills all, before any has said why.
+    Fabric could start them, but when one ends it kills all within seconds, before any has reported the cause.
     """
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if "MASTER_PORT" not in os.environ:
-        os.environ["MASTER_PORT"] = str(_keep_port())
+        os.environ["MASTER_PORT"] = str(_reserve_port())
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // processes))
-        import torch  # here: only those who start processes need it
+        import torch  # slow to import, and only needed here
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    handle, os.environ[WORD] = tempfile.mkstemp(prefix="proxygml-")
+    handle, os.environ[ERROR_TOKEN] = tempfile.mkstemp(prefix="proxygml-")
     os.close(handle)
     module = sys.modules["__main__"].__spec__
     command = [sys.executable, os.path.abspath(sys.argv[0])] if module is None else [sys.executable, "-m", module.name]
@@ -47,38 +47,38 @@ def start_copies(processes: int) -> None:
     atexit.register(_end, copies)
 
 
-def may_speak(error: Exception) -> bool:
-    """Whether this process is the one of all that says why they end; who knows comes before who only misses another."""
+def should_report(error: Exception) -> bool:
+    """Whether this process reports the error for all; one that knows the cause comes before one that lost another."""
     if not is_first_process():
-        time.sleep(LAST_WORDS)  # where the first fails alike, it speaks
-    if WORD not in os.environ:  # another launcher, which ends the others when the first has ended
+        time.sleep(GRACE)  # if the first fails too, it reports
+    if ERROR_TOKEN not in os.environ:  # another launcher ends the others after the first
         if not is_first_process():
-            time.sleep(LAST_WORDS)
+            time.sleep(GRACE)
         return True
-    if isinstance(error, LostOthersError):
-        time.sleep(2 * LAST_WORDS)
+    if isinstance(error, LostProcessError):
+        time.sleep(2 * GRACE)
     try:
-        os.unlink(os.environ[WORD])
+        os.unlink(os.environ[ERROR_TOKEN])
     except FileNotFoundError:
         return False
     return True
 
 
 def _end(copies: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + LAST_WORDS
+    deadline = time.monotonic() + GRACE
     for copy in copies:
         try:
             copy.wait(max(0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             copy.kill()
             copy.wait()
-    Path(os.environ[WORD]).unlink(missing_ok=True)
+    Path(os.environ[ERROR_TOKEN]).unlink(missing_ok=True)
 
 
-def _keep_port() -> int:
-    """A port for the processes to meet at, which nobody else is given as long as this one runs."""
+def _reserve_port() -> int:
+    """A free port for the processes, reserved while this one runs."""
     keeper = socket.socket()
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch, which asks for the same, may listen there
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch sets it too and may listen there
     keeper.bind(("127.0.0.1", 0))
     atexit.register(keeper.close)
     return keeper.getsockname()[1]

@@ -102,31 +102,31 @@ def load_model(run: Run) -> Network:
 
 
 def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
-    """The part of a recipe that is the loss's own."""
+    """The ProxyGML settings of a recipe."""
     return ProxyGMLSettings(**{one.name: getattr(recipe, one.name) for one in fields(ProxyGMLSettings)})
 
 
 def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The loss, for so many classes."""
+    """The loss for this number of classes."""
     settings = proxygml_settings(recipe)
     if recipe.shard and dist.is_initialized():
         return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, settings, seed=recipe.seed)
     own = asdict(settings) if recipe.loss == "proxygml" else {}
     loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own | parse_settings(recipe.loss_settings))
-    if recipe.shard:  # one process begins as several do
+    if recipe.shard:  # the same initial proxies as with several processes
         proxies = cast(nn.Parameter, loss.proxies)
         proxies.data = initial_proxies(proxies.shape, 0, num_classes, recipe.seed)
     return loss
 
 
 def remarks(recipe: Recipe) -> dict[str, str]:
-    """What is to stand beside every score of a loss that is remembered or reconstructed rather than read."""
+    """A remark for the scores of a loss that was reconstructed rather than taken from its code."""
     caveat = losses.find(recipe.loss).caveat
     return {"remark": f"{recipe.loss}: {caveat}"} if caveat else {}
 
 
 def own_rate(recipe: Recipe) -> float:
-    """The learning rate of what the loss learns itself."""
+    """The learning rate of the loss's own parameters."""
     return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
 
 

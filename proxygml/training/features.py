@@ -1,4 +1,4 @@
-"""Features of a frozen network, computed once and kept on disk, so that training its head takes minutes on a CPU."""
+"""Features of a frozen network, computed once and cached on disk: training a head then takes minutes on a CPU."""
 
 import hashlib
 from collections.abc import Callable
@@ -27,10 +27,9 @@ def with_features(
     checked: Progress,
     computed: Progress,
 ) -> ImageList:
-    """The images that can be read, each with features (1 + crops, 2, F): of its center crop, then of random crops.
+    """The readable images with features (1 + crops, 2, F) by `model`: of the center crop, then of random crops.
 
-    An image that cannot be read is an error unless the recipe skips it. The features are those of `model`, taken from
-    the cache folder where they have been computed before.
+    An unreadable image is an error unless the recipe skips it. Features are read from the cache folder if possible.
     """
     path = cache_folder() / "features" / f"{_key(images, recipe, model, crops)}.npy"
     shape = (len(images), 1 + crops, 2, model.trunk.channels)
@@ -44,13 +43,13 @@ def with_features(
     readable = np.flatnonzero(~np.isnan(features[:, 0, 0, 0]))
     if len(readable) < len(images):
         if not recipe.skip_broken:
-            readable_images(images, progress=checked)  # raises an error that says what is wrong
+            readable_images(images, progress=checked)  # raises the error
         images, features = images.select(readable), features[readable]
     return replace(images, features=features)
 
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """What was computed before; None where there is nothing, or something else."""
+    """The cached features; None if the file is missing, damaged or of another shape."""
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -67,7 +66,7 @@ def _compute(
     model: build.Network,
     progress: Progress,
 ) -> None:
-    """Write features of this shape as float16; rows of images that cannot be read are NaN."""
+    """Write features of this shape as float16; rows of unreadable images are NaN."""
     total, crops = shape[0], shape[1] - 1
     views = [build.test_crops(recipe, images)]
     shared = replace(recipe, seed=0)  # all seeds of a run use the same features
@@ -94,7 +93,7 @@ def _features(model: build.Network, pixels: Tensor) -> Tensor:
 
 
 def _key(images: ImageList, recipe: Recipe, model: build.Network, crops: int) -> str:
-    """The same for the same images, seen in the same way by the same network, wherever the images lie."""
+    """A hash of images, crops and network, but not of the folder of the images."""
     digest = hashlib.sha256()
     seen = (recipe.backbone, recipe.image_size, recipe.test_crop)
     drawn = (crops, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()

@@ -1,4 +1,4 @@
-"""What happened: a Run is a folder with its recipe, log, checkpoints, scores and pictures."""
+"""Run: a folder with recipe, log, checkpoints, scores and plots."""
 
 import errno
 import hashlib
@@ -33,27 +33,27 @@ from proxygml.files import (
 from proxygml.training.recipe import Recipe
 from proxygml.version import __version__
 
-Progress = Callable[[str, int, int, str], None]  # what is going on, done, of how many (0: just a remark), a note
+Progress = Callable[[str, int, int, str], None]  # activity, done, total (0: a message), note
 UNTRAINED = "no best.pt in {}: train it first with proxygml train --resume"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder: recipe.json, log.jsonl, last.pt (and previous.pt), best.pt, scores.json and pictures."""
+    """A folder: recipe.json, log.jsonl, last.pt (and previous.pt), best.pt, scores.json and plots."""
 
     folder: Path
 
     @classmethod
     def create(cls, folder: Path, recipe: Recipe) -> "Run":
         """A new run in an empty or absent folder."""
-        refuse_taken(folder)
+        require_empty(folder)
         with atomic_write(folder / "recipe.json") as path:
             path.write_text(recipe.to_json())
         return cls(folder)
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """The run that `create` began."""
+        """An existing run."""
         if not (folder / "recipe.json").is_file():
             raise FileNotFoundError(f"no recipe.json in {folder}: that is not the folder of a run")
         return cls(folder)
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def log(self) -> list[dict]:
-        """One entry per finished epoch; a half-written last line is left out, and what comes after a damaged one."""
+        """One entry per finished epoch, up to the first damaged or incomplete line."""
         path = self.folder / "log.jsonl"
         entries = []
         for line in path.read_bytes().split(b"\n") if path.exists() else []:
@@ -102,47 +102,45 @@ class Run:
             raise ValueError(f"{path} is damaged ({one_line(error)}): {remedy}") from error
 
     def write_scores(self, scores: dict) -> None:
-        """Write scores.json, with what made them beside them."""
+        """Write scores.json, with its provenance and a checksum."""
         with atomic_write(self.folder / "scores.json") as path:
             path.write_text(json.dumps(with_checksum(scores | {"made_by": provenance()}), indent=2) + "\n")
 
     def save_last(self, state: dict) -> None:
-        """Write last.pt; the one before it stays as previous.pt."""
+        """Write last.pt; the old one becomes previous.pt."""
         with atomic_write(self.folder / "last.pt") as path:
             save_checkpoint(state, path)
             if (self.folder / "last.pt").exists():
                 (self.folder / "last.pt").replace(self.folder / "previous.pt")
 
     def load_last(self) -> dict | None:
-        """The newest checkpoint that is whole, with a warning if that is not the last; None where there is none."""
+        """The newest undamaged checkpoint, with a warning if that is not last.pt; None if there is none."""
         last, previous = self.folder / "last.pt", self.folder / "previous.pt"
         if last.exists():
             try:
                 return load_checkpoint(last)
             except ValueError as error:
-                # Without a previous one the run was in its first epochs: it begins again.
-                goes_on = "the one before it is used" if previous.exists() else "the run begins again"
-                warnings.warn(f"{error}: {goes_on}", stacklevel=2)
+                fallback = "using the one before it" if previous.exists() else "starting the run again"
+                warnings.warn(f"{error}: {fallback}", stacklevel=2)
         try:
             return load_checkpoint(previous) if previous.exists() else None
         except ValueError as error:
-            raise ValueError(f"{error}: {self._begin_again}") from error
+            raise ValueError(f"{error}: {self._restart_hint}") from error
 
     @property
-    def _begin_again(self) -> str:
-        """What helps where no checkpoint does."""
+    def _restart_hint(self) -> str:
+        """How to train again if no checkpoint can be used."""
         last, previous = self.folder / "last.pt", self.folder / "previous.pt"
         return f"remove {last} and {previous}, then --resume {self.folder} trains again from the beginning"
 
     def shards(self, epoch: int) -> Path:
-        """Where the processes write the proxies that are spread over them, after so many epochs."""
+        """The folder of sharded proxies after this many epochs."""
         return self.folder / f"proxies-{epoch:04d}"
 
-    def clear_shards(self, epoch: int, writes: bool) -> None:
-        """Before an epoch's are written: what an interrupted process left of them, and those of two epochs before."""
-        if writes:
-            for old in (epoch, epoch - 2):
-                shutil.rmtree(self.shards(old), ignore_errors=True)
+    def clear_shards(self, epoch: int) -> None:
+        """Remove an interrupted process's shards of this epoch, and those of two epochs before."""
+        for old in (epoch, epoch - 2):
+            shutil.rmtree(self.shards(old), ignore_errors=True)
 
     def save_best(self, state: dict) -> None:
         """Write best.pt: the weights to use."""
@@ -151,10 +149,10 @@ class Run:
 
     @property
     def model_id(self) -> str:
-        """What tells its trained network from every other; the same of equal weights that were written twice."""
-        with self._best() as path, _explained(path), zipfile.ZipFile(path) as archive:
+        """A hash of the trained weights; equal weights have equal ids, whenever they were written."""
+        with self._best() as path, _as_value_error(path), zipfile.ZipFile(path) as archive:
             records = [(info.filename.split("/", 1)[-1], info.CRC) for info in archive.infolist()]
-        # Names begin with that of the file, of which the number of this serialization is made too.
+        # Names start with the name of the file, and serialization_id depends on it.
         content = [record for record in sorted(records) if not record[0].endswith("serialization_id")]
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
@@ -164,7 +162,7 @@ class Run:
             state = load_checkpoint(path)
             if not isinstance(state.get("model"), dict) or not isinstance(state.get("loss", {}), dict):
                 names = one_line(", ".join(map(str, state)) or "nothing", max_length=100)
-                raise ValueError(f"{path} does not hold the network of a run: expected a model, got {names}")
+                raise ValueError(f"{path} is not the network of a run: expected a model, got {names}")
             return state
 
     @contextmanager
@@ -175,20 +173,20 @@ class Run:
         try:
             yield path
         except ValueError as error:
-            raise ValueError(f"{error}: make it again with proxygml train --resume {self.folder}") from error
+            raise ValueError(f"{error}: write it again with proxygml train --resume {self.folder}") from error
 
-    def refuse_best(self, epoch: int) -> None:
-        """An error that says what to do where best.pt is not of this epoch, whose weights are nowhere else."""
-        raise ValueError(f"{self.folder / 'best.pt'} is no longer that of epoch {epoch}, the best: {self._begin_again}")
+    def raise_best_lost(self, epoch: int) -> None:
+        """Raise the error for a best.pt without the weights of the best epoch."""
+        raise ValueError(f"{self.folder / 'best.pt'} is not from epoch {epoch}, the best: {self._restart_hint}")
 
     def clear(self) -> None:
-        """Remove what killed processes have left of writing its files, which nobody may be writing now."""
+        """Remove temporary files of killed processes; nobody may be writing to the folder now."""
         for name in ("recipe.json", "log.jsonl", "last.pt", "best.pt", "scores.json"):
             remove_temporaries(self.folder / name)
 
 
 def provenance() -> dict[str, str | None]:
-    """What a result was made by: command, versions, commit (None outside a checkout) and machine."""
+    """Command, versions, commit (None outside a checkout) and machine of a result."""
     return {
         "command": shlex.join(["proxygml", *sys.argv[1:]]),
         "proxygml": __version__,
@@ -199,13 +197,13 @@ def provenance() -> dict[str, str | None]:
 
 
 def machine() -> str:
-    """What this machine has."""
+    """Architecture, cores and GPU of this machine."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
 def _commit() -> str | None:
-    """The commit of this package, with "-dirty" where it or the benchmarks were changed since; results may be."""
+    """The commit of this package, with "-dirty" if package or benchmarks were changed since."""
     if not shutil.which("git"):
         return None
     git = ["git", "-C", str(Path(__file__).parent)]
@@ -214,8 +212,8 @@ def _commit() -> str | None:
     return commit.stdout.strip() + "-dirty" * bool(changed.stdout) if commit.returncode == 0 else None
 
 
-def refuse_taken(folder: Path) -> None:
-    """An error if there is something in the folder already, but for what a process that was killed at once left."""
+def require_empty(folder: Path) -> None:
+    """Raise an error if the folder contains files other than hidden ones, which a killed process may have left."""
     if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         require_unlocked(folder)
         raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
@@ -225,14 +223,14 @@ def save_checkpoint(state: dict, path: Path) -> None:
     """Write tensors and plain values to `path`."""
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # torch's file writer does not pass on what the system said
+    except RuntimeError as error:  # torch does not pass on the system's error
         free = shutil.disk_usage(path.parent).free / 2**20
         raise UnwritableError(f"could not write a checkpoint to {path.parent}, which has {free:.1f} MB left") from error
 
 
 def load_checkpoint(path: Path) -> dict:
-    """What `save_checkpoint` wrote; a truncated or altered file is a ValueError."""
-    with _explained(path), path.open("rb") as file:
+    """The state from `save_checkpoint`; a truncated or altered file is a ValueError."""
+    with _as_value_error(path), path.open("rb") as file:
         reject_zip_bomb(file)
         with zipfile.ZipFile(file) as archive:
             altered = archive.testzip()  # compares the checksum of every record
@@ -245,13 +243,13 @@ def load_checkpoint(path: Path) -> dict:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """What goes wrong inside while a checkpoint is read, as a ValueError."""
+def _as_value_error(path: Path) -> Iterator[None]:
+    """Turn errors while reading a checkpoint into a ValueError with its path."""
     try:
         yield
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} holds more than weights and plain values: it is not opened") from error
-    except Exception as error:  # zipfile and torch raise whatever they stumble over, EINVAL where they seek to nowhere
+        raise ValueError(f"{path} contains more than weights and plain values: not opened") from error
+    except Exception as error:  # zipfile and torch raise many types; EINVAL for a wrong offset
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise ValueError(f"{path} is damaged: {one_line(error, max_length=120)}") from error

@@ -1,7 +1,7 @@
 """Training: `train(recipe, folder)` -> Run, and `resume(folder)`.
 
-Order, crops and learning rates are functions of (seed, epoch, step), so that a run that was stopped and one that was
-not go through the same numbers.
+Order, crops and learning rates are functions of (seed, epoch, step), so a resumed run computes the same numbers as an
+uninterrupted one.
 """
 
 import atexit
@@ -24,34 +24,35 @@ from proxygml.data import ImageList
 from proxygml.data.readable import readable_images
 from proxygml.data.splits import hold_out
 from proxygml.distributed.checkpoints import checksums
-from proxygml.distributed.launch import LostOthersError
+from proxygml.distributed.launch import LostProcessError
 from proxygml.files import locked
 from proxygml.training import build, features
 from proxygml.training.evaluator import Evaluator
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress, Run, no_progress, refuse_taken
+from proxygml.training.run import Progress, Run, no_progress, require_empty
 
-OF_PROCESSES = re.compile("gloo|nccl|peer|socket|timed out|timeout|connection|distributed", re.I)  # of their connection
-IN_CODE = re.compile(r"\[\S*/\S*\] *")  # the place in torch's own code that such errors begin with
+# NCCL raises a DistError; gloo raises a plain RuntimeError for a lost peer, so only its text can tell.
+CONNECTION_ERROR = re.compile("gloo|nccl|peer|socket|timed out|timeout|connection|distributed", re.I)
+SOURCE_LINE = re.compile(r"\[\S*/\S*\] *")  # of gloo's code, at the start of its messages
 
 
 def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> Run:
-    """Train from the beginning in a new folder, which is made once images, network and loss are known to fit."""
+    """Train in a new folder, which is created after images, network and loss have been checked."""
     fabric = build.start_fabric(recipe)
     folder = Path(fabric.broadcast(str(folder)))
-    refuse_taken(folder)
+    require_empty(folder)
     trainer = Trainer(recipe, fabric, progress or no_progress, checkpoint=None)
-    fabric.barrier()  # nobody looks any more whether the folder is taken
-    with locked(folder) if fabric.is_global_zero else nullcontext():  # of several processes the first holds it for all
+    fabric.barrier()  # all processes have checked the folder
+    with locked(folder) if fabric.is_global_zero else nullcontext():  # the first process locks for all
         if fabric.is_global_zero:
             Run.create(folder, recipe)
         trainer.progress("run folder", 0, 0, str(folder))
-        return trainer.finish_together(Run(folder))
+        return trainer.finish_or_explain(Run(folder))
 
 
 def resume(folder: Path, *, progress: Progress | None = None) -> Run:
-    """Go on after the last finished epoch, to the end that an undisturbed run would have reached."""
+    """Continue after the last finished epoch; the result is bit-identical to that of an uninterrupted run."""
     run = Run.open(Path(folder))
     fabric = build.start_fabric(run.recipe)
     with locked(run.folder) if fabric.is_global_zero else nullcontext():
@@ -62,17 +63,14 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
         if checkpoint is not None and not all(
             isinstance(checkpoint.get(name), kind) for name, kind in expected.items()
         ):
-            raise ValueError(f"last.pt in {folder} is not the state of a run: remove it, and the run begins again")
+            raise ValueError(f"last.pt in {folder} is not the state of a run: remove it to start the run again")
         if run.recipe.shard and checkpoint is not None:
             checkpoint["shards"] = run.shards(len(checkpoint["log"]))
-        return Trainer(run.recipe, fabric, progress or no_progress, checkpoint).finish_together(run)
+        return Trainer(run.recipe, fabric, progress or no_progress, checkpoint).finish_or_explain(run)
 
 
 class Trainer:
-    """A run under way: its images, the network that learns from them, and what has been found so far.
-
-    Of several processes the first one writes what is found.
-    """
+    """A run in progress: images, training loop, log and scores. The first of several processes writes the files."""
 
     def __init__(self, recipe: Recipe, fabric: Fabric, progress: Progress, checkpoint: dict | None) -> None:
         self.recipe, self.fabric = recipe, fabric
@@ -80,55 +78,55 @@ class Trainer:
         self.progress = progress = progress if self.writes else no_progress
         self.evaluator = Evaluator(recipe, fabric, progress)
         self.log: list[dict] = []
-        self.best: dict[str, Any] = {}  # epoch, and map_at_r on what it was chosen on; none before the first epoch
+        self.best: dict[str, Any] = {}  # epoch and its map_at_r; empty before the first epoch
         self.scores: dict = {}
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = build.load_images(recipe)
-        model = build.build_model(recipe)  # before every image is decoded, which takes longer to fail
+        model = build.build_model(recipe)  # fails sooner than decoding every image
         if recipe.weights is not None and (checkpoint is None or recipe.feature_crops):
             progress("weights", 0, 0, load_pretrained(model.trunk, recipe.weights))
-        train_images = self._usable(train_images, "training", model)
+        train_images = self._prepare_images(train_images, "training", model)
         if recipe.test or recipe.tested_epochs:
-            self.test_images = self._usable(self.test_images, "test", model)
+            self.test_images = self._prepare_images(self.test_images, "test", model)
         train_images, self.held_out_images = hold_out(train_images, recipe.held_out)
         self.loop = TrainingLoop(recipe, fabric, model, train_images)
         if checkpoint is not None:
             self._restore(checkpoint)
 
-    def finish_together(self, run: Run) -> Run:
-        """`finish`, and where another process is gone, an error that says so and how to go on."""
+    def finish_or_explain(self, run: Run) -> Run:
+        """`finish`, with a clear error if another process has ended or hangs."""
         try:
             run = self.finish(run)
             if self.fabric.world_size > 1:
-                atexit.register(_leave_the_others)
+                atexit.register(_destroy_process_group)
             return run
         except RuntimeError as error:
-            if self.fabric.world_size == 1 or not OF_PROCESSES.search(str(error)):
+            if self.fabric.world_size == 1 or not _is_connection_error(error):
                 raise
-            if not self.writes:  # the first speaks for all: it may still be waiting for this process
-                leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
-                leaving.start()
-                leaving.join(1)  # it waits in its turn for a process that hangs
-            reason = IN_CODE.sub("", str(error)).split(". ")[0].splitlines()[0]
+            if not self.writes:  # the first process reports the error, and may still be waiting for this one
+                thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+                thread.start()
+                thread.join(1)  # it would block if another process hangs
+            reason = SOURCE_LINE.sub("", str(error)).split(". ")[0].splitlines()[0]
             process = f"process {self.fabric.global_rank} of {self.fabric.world_size}"
-            raise LostOthersError(
-                f"{process} no longer reaches the others since {self.loop.position}: one has ended or hangs "
-                f"({reason}). Go on with --resume {run.folder}"
+            raise LostProcessError(
+                f"{process} lost the connection to the others at {self.loop.position}: one has ended or hangs "
+                f"({reason}). Continue with --resume {run.folder}"
             ) from error
 
     def finish(self, run: Run) -> Run:
-        """Train the epochs that are left, score the best network on the test classes, draw the pictures."""
+        """Train the remaining epochs, score the best network on the test classes, draw the plots."""
         if not self.log and self.recipe.baselines and self.recipe.test:
             self.scores |= self.evaluator.compare_with(self.loop.model, self.test_images)
         if self.best:
-            self._mend_best(run)
+            self._repair_best(run)
         if self.writes:
             run.write_log(self.log)
         for epoch in range(len(self.log), self.recipe.epochs):
-            self._train_and_judge(epoch, run)
-        self.fabric.barrier()  # the best network is written
-        self._take_best(run)
+            self._run_epoch(epoch, run)
+        self.fabric.barrier()  # best.pt has been written
+        self._load_best(run)
         trained: dict[str, Any] = {}
         if self.recipe.test:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
@@ -153,60 +151,60 @@ class Trainer:
         plots.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
         return run
 
-    def _mend_best(self, run: Run) -> None:
-        """Before a run goes on: where best.pt is damaged or older than the best epoch, it is written if it can be."""
+    def _repair_best(self, run: Run) -> None:
+        """Before resuming: write best.pt again if it is damaged or outdated and the last epoch is the best."""
         try:
             epoch = run.load_best()["epoch"]
         except (ValueError, FileNotFoundError):
             epoch = 0
-        if epoch == self.best["epoch"] or epoch > len(self.log):  # of an epoch that is now trained again
+        if epoch == self.best["epoch"] or epoch > len(self.log):  # that epoch is trained again
             return
         if self.best["epoch"] != len(self.log):
-            run.refuse_best(self.best["epoch"])
+            run.raise_best_lost(self.best["epoch"])
         self._save_best(run)
 
-    def _take_best(self, run: Run) -> None:
-        """The weights of the best epoch."""
+    def _load_best(self, run: Run) -> None:
+        """Load the weights of the best epoch."""
         state = run.load_best()
         if state["epoch"] != self.best["epoch"]:
-            run.refuse_best(self.best["epoch"])
+            run.raise_best_lost(self.best["epoch"])
         self.loop.model.load_state_dict(state["model"])
 
     def _save_best(self, run: Run) -> None:
         if self.writes:
             run.save_best(self.loop.weights() | {"epoch": self.best["epoch"]})
 
-    def _train_and_judge(self, epoch: int, run: Run) -> None:
-        """One epoch, its entry in the log, and its checkpoint."""
+    def _run_epoch(self, epoch: int, run: Run) -> None:
+        """Train and score one epoch; write its log entry and checkpoint."""
         started = time.perf_counter()
-        means = self.loop.train_epoch(epoch, embed=self._embed_training_images, progress=self._trained)
+        means = self.loop.train_epoch(epoch, embed=self._embed_training_images, progress=self._report_step)
         entry: dict[str, Any] = {"epoch": epoch + 1} | means
         entry["training_seconds"] = time.perf_counter() - started
         entry["images_per_second"] = len(self.loop.images) / entry["training_seconds"]
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
-        verdict = None
+        selection = None
         if self.held_out_images is not None:
             model, what = self.loop.model, "scoring held-out classes"
-            verdict = self.evaluator.score(model, self.held_out_images, what, cluster=False)
-            entry["held_out"] = verdict.to_json()
+            selection = self.evaluator.score(model, self.held_out_images, what, cluster=False)
+            entry["held_out"] = selection.to_json()
         tested = self.recipe.tested_epochs
         if epoch + 1 in tested or (tested and epoch + 1 == self.recipe.epochs):
             test_scores = self._test()
             entry["test"] = test_scores.to_json()
-            verdict = verdict or test_scores
+            selection = selection or test_scores
         entry["seconds"] = time.perf_counter() - started
-        is_best = self._is_best(verdict)
+        is_best = self._is_best(selection)
         if is_best:
-            self.best = {"epoch": epoch + 1, "map_at_r": None if verdict is None else verdict.map_at_r}
+            self.best = {"epoch": epoch + 1, "map_at_r": None if selection is None else selection.map_at_r}
         self.log.append(entry)
         if self.writes:
             run.write_log(self.log)
         self._save_last(run)
-        if is_best:  # after the checkpoint, of which a run that is stopped in between makes it again
+        if is_best:  # last: if interrupted before it, `resume` writes it from the checkpoint
             self._save_best(run)
 
     def _test(self) -> evaluation.Scores:
-        """The test classes as they are found now, and clustered too where they are found better than ever before."""
+        """Scores on the test classes; with clustering if Recall@n is the highest so far."""
         embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
         scores = self.evaluator.evaluate(embeddings, cluster=False)
         if self.recipe.keep_epoch == "last":
@@ -215,25 +213,25 @@ class Trainer:
         highest = max((entry["test"][f"recall@{first}"] for entry in self.log if "test" in entry), default=-1)
         return self.evaluator.evaluate(embeddings, cluster=True) if scores.recall[first] > highest else scores
 
-    def _is_best(self, verdict: evaluation.Scores | None) -> bool:
-        """Whether the newest epoch is the best so far; where none is ever judged, the newest always is."""
+    def _is_best(self, selection: evaluation.Scores | None) -> bool:
+        """Whether the newest epoch is the best so far; without scores, the newest always is."""
         so_far = self.best.get("map_at_r")
-        if verdict is None or self.recipe.keep_epoch == "last":
+        if selection is None or self.recipe.keep_epoch == "last":
             return so_far is None or self.recipe.keep_epoch == "last"
-        return so_far is None or verdict.map_at_r > so_far
+        return so_far is None or selection.map_at_r > so_far
 
-    def _trained(self, step: int, steps: int, loss: float) -> None:
+    def _report_step(self, step: int, steps: int, loss: float) -> None:
         epoch = f"epoch {len(self.log) + 1}/{self.recipe.epochs}"
         self.progress("training", step, steps, f"{epoch} loss {loss:.2f}{_held_out_note(self.log)}")
 
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
-        """Embeddings (M, D) of the training images as they are, not augmented, and their labels (M,)."""
+        """Embeddings (M, D) of the training images without augmentation, and labels (M,)."""
         embeddings = self.evaluator.embed(self.loop.model, self.loop.images, "embedding training images")
         device = self.fabric.device
         return torch.from_numpy(embeddings.vectors).to(device), torch.from_numpy(embeddings.labels).to(device)
 
-    def _usable(self, images: ImageList, what: str, model: build.Network) -> ImageList:
-        """The images that can be read, and their features where the network below the head is frozen."""
+    def _prepare_images(self, images: ImageList, what: str, model: build.Network) -> ImageList:
+        """The readable images, with features if only the head is trained."""
 
         def checked(done: int, total: int) -> None:
             self.progress(f"checking {what} images", done, total, "")
@@ -259,27 +257,32 @@ class Trainer:
         return kept
 
     def _save_last(self, run: Run) -> None:
-        """The first process writes everything but proxies that are spread, of which each writes its own before."""
-        found = {"log": self.log, "best": self.best, "scores": self.scores}
+        """Write last.pt, after each process has written its shard of the proxies."""
+        results = {"log": self.log, "best": self.best, "scores": self.scores}
         if self.recipe.shard:
-            run.clear_shards(len(self.log), self.writes)
+            if self.writes:
+                run.clear_shards(len(self.log))
             self.fabric.barrier()
             self.loop.save_shards(run.shards(len(self.log)))
             self.fabric.barrier()
-            found["shard_checksums"] = checksums(run.shards(len(self.log))) if self.writes else {}
+            results["shard_checksums"] = checksums(run.shards(len(self.log))) if self.writes else {}
         if self.writes:
-            run.save_last(self.loop.state() | found)
+            run.save_last(self.loop.state() | results)
 
     def _restore(self, checkpoint: dict) -> None:
         self.loop.restore(checkpoint)
         before = checkpoint.get("processes", 1)
         if before != self.fabric.world_size:
-            self.progress("processes", 0, 0, f"{self.fabric.world_size} instead of {before} go on with this run")
+            self.progress("processes", 0, 0, f"{self.fabric.world_size} now, {before} before")
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
 
 
-def _leave_the_others() -> None:
-    """Before Python ends: a process whose threads of gloo outlived it was seen to abort after all was done."""
+def _is_connection_error(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or CONNECTION_ERROR.search(str(error)) is not None
+
+
+def _destroy_process_group() -> None:
+    """At exit: gloo threads that outlive the interpreter were seen to abort a finished process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -287,8 +290,8 @@ def _leave_the_others() -> None:
 def _held_out_note(log: list[dict]) -> str:
     if not log or "held_out" not in log[-1]:
         return ""
-    recall, share = next(iter(log[-1]["held_out"].items()))
-    return f" {recall.replace('recall', 'R')} {100 * share:.0f}%"
+    recall, fraction = next(iter(log[-1]["held_out"].items()))
+    return f" {recall.replace('recall', 'R')} {100 * fraction:.0f}%"
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -19,7 +19,7 @@ def test_what_was_written_comes_back_and_a_flipped_bit_is_noticed(tmp_path: Path
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    remedy = rf"remove {tmp_path}/last.pt to go on from the epoch before"
+    remedy = rf"remove {tmp_path}/last.pt to continue from the epoch before"
     with pytest.raises(ValueError, match=rf"{path} is damaged: {remedy}"):
         load_shards(folder, found, 5, expected)
     path.unlink()

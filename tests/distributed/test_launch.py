@@ -6,30 +6,30 @@ from pathlib import Path
 import pytest
 
 from proxygml.distributed import launch
-from proxygml.distributed.launch import LostOthersError, may_speak
+from proxygml.distributed.launch import LostProcessError, should_report
 
 
 @pytest.fixture
 def waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that each process waits, in a command of several processes."""
     (tmp_path / "word").touch()
-    monkeypatch.setenv(launch.WORD, str(tmp_path / "word"))
+    monkeypatch.setenv(launch.ERROR_TOKEN, str(tmp_path / "word"))
     waits: list[float] = []
     monkeypatch.setattr(launch.time, "sleep", waits.append)
     return waits
 
 
 def test_only_one_of_several_processes_speaks(waited: list[float]) -> None:
-    assert [may_speak(ValueError("no such file")) for _ in range(3)] == [True, False, False]
+    assert [should_report(ValueError("no such file")) for _ in range(3)] == [True, False, False]
     assert waited == []
 
 
 def test_a_process_that_knows_what_failed_speaks_before_one_that_misses_it(
     waited: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_speak(LostOthersError("the first no longer reaches the second"))
+    should_report(LostProcessError("the first no longer reaches the second"))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    may_speak(OSError("the second cannot read its images"))
+    should_report(OSError("the second cannot read its images"))
     of_the_first, of_the_second = waited
     assert of_the_first > of_the_second > 0
 
@@ -37,11 +37,11 @@ def test_a_process_that_knows_what_failed_speaks_before_one_that_misses_it(
 def test_under_another_launcher_the_others_give_the_first_time_to_speak(
     waited: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    word = os.environ[launch.WORD]
-    monkeypatch.delenv(launch.WORD)
-    assert may_speak(LostOthersError("misses another"))
+    word = os.environ[launch.ERROR_TOKEN]
+    monkeypatch.delenv(launch.ERROR_TOKEN)
+    assert should_report(LostProcessError("misses another"))
     assert waited == []
     monkeypatch.setenv("RANK", "1")
-    assert may_speak(ValueError("the same"))
-    assert sum(waited) == 2 * launch.LAST_WORDS
+    assert should_report(ValueError("the same"))
+    assert sum(waited) == 2 * launch.GRACE
     assert Path(word).exists()

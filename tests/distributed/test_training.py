@@ -89,8 +89,8 @@ def test_processes_that_have_finished_leave_each_other_before_python_ends(
     monkeypatch.setattr(dist, "destroy_process_group", lambda: left.append("the group"))
     trainer = object.__new__(Trainer)
     trainer.fabric, trainer.finish = SimpleNamespace(world_size=processes), lambda run: run
-    assert trainer.finish_together(Run(tmp_path)).folder == tmp_path
-    trainer.finish_together(Run(tmp_path))  # as where several runs are trained
+    assert trainer.finish_or_explain(Run(tmp_path)).folder == tmp_path
+    trainer.finish_or_explain(Run(tmp_path))  # as where several runs are trained
     assert not left
     for call in at_the_end:
         call()
@@ -114,8 +114,8 @@ def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Reci
     assert time.monotonic() - killed < 30
     assert process.returncode != 0
     (line,) = re.findall("error: .*", said)
-    place = r"error: process \d of 3 no longer reaches the others since epoch \d+, step \d+: one has ended or hangs "
-    assert re.fullmatch(place + rf"\([^/]*\)\. Go on with --resume {re.escape(str(folder))}", line), said
+    place = r"error: process \d of 3 lost the connection to the others at epoch \d+, step \d+: one has ended or hangs "
+    assert re.fullmatch(place + rf"\([^/]*\)\. Continue with --resume {re.escape(str(folder))}", line), said
 
     shorter = Run.open(folder).recipe.changed({"epochs": len(Run.open(folder).log) + 1})
     (folder / "recipe.json").write_text(shorter.to_json())
@@ -123,7 +123,7 @@ def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Reci
         [*torchrun(2), "train", "--resume", str(folder)], capture_output=True, text=True, env=ONE_THREAD, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "2 instead of 3 go on with this run" in done.stderr
+    assert "2 now, 3 before" in done.stderr
     undisturbed = train(shorter.changed({"devices": 1}), tmp_path / "undisturbed")
     losses = [[entry["loss"] for entry in run.log] for run in (Run.open(folder), undisturbed)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
@@ -156,8 +156,8 @@ def test_where_one_of_two_hangs_the_other_names_itself_and_its_step(tiny: Recipe
     words = [sys.executable, str(tmp_path / "hangs.py"), *where, *options(tiny.changed({"timeout": 100.0}))]
     done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD | IMPORTED, timeout=240)
     assert done.returncode == 1  # and the one that hung holds no pipe any more
-    place = r"error: process 0 of 2 no longer reaches the others since epoch 2, step 1: one has ended or hangs "
-    assert re.search(place + r"\(.*4000 ?ms.*\)\. Go on with", done.stderr), done.stderr
+    place = r"error: process 0 of 2 lost the connection to the others at epoch 2, step 1: one has ended or hangs "
+    assert re.search(place + r"\(.*4000 ?ms.*\)\. Continue with", done.stderr), done.stderr
 
 
 def test_where_one_of_two_never_comes_the_other_says_so(tiny: Recipe, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_where_the_first_is_killed_another_says_so(tiny: Recipe, tmp_path: Path)
     process.kill()
     _, said = process.communicate(timeout=60)  # until the other has ended too
     (line,) = re.findall("error: .*", said)
-    assert line.startswith("error: process 1 of 2 no longer reaches the others since epoch"), said
+    assert line.startswith("error: process 1 of 2 lost the connection to the others at epoch"), said
 
 
 def test_a_command_for_one_process_is_done_by_the_first_of_several() -> None:

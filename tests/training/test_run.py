@@ -118,7 +118,7 @@ def test_two_damaged_checkpoints_are_an_error_and_not_a_fresh_start(run: Run) ->
 def test_a_damaged_first_checkpoint_lets_the_run_begin_again(run: Run) -> None:
     run.save_last(state(1))
     (run.folder / "last.pt").write_bytes(b"PK")
-    with pytest.warns(UserWarning, match=r"last.pt is damaged.*the run begins again"):
+    with pytest.warns(UserWarning, match=r"last.pt is damaged.*starting the run again"):
         assert run.load_last() is None
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(run: Run) -> None:
             return (print, ("pwned",))
 
     torch.save({"model": Malicious()}, run.folder / "last.pt")
-    with pytest.raises(ValueError, match="holds more than weights"):
+    with pytest.raises(ValueError, match="contains more than weights"):
         load_checkpoint(run.folder / "last.pt")
 
 
@@ -158,7 +158,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(run: Run) -> None:
         assert run.model_id == mark
     assert len(noticed) > len(places) / 3
     for line in noticed:
-        assert re.match(rf"{path} is damaged: .*: make it again with proxygml train --resume", line)
+        assert re.match(rf"{path} is damaged: .*: write it again with proxygml train --resume", line)
 
 
 def test_the_mark_is_that_of_the_weights_however_often_they_are_written(run: Run) -> None:
@@ -168,7 +168,7 @@ def test_the_mark_is_that_of_the_weights_however_often_they_are_written(run: Run
         marks.append(run.model_id)
     assert marks[0] == marks[1] != marks[2]
     (run.folder / "best.pt").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"best.pt is damaged: .*: make it again with proxygml train --resume"):
+    with pytest.raises(ValueError, match=r"best.pt is damaged: .*: write it again with proxygml train --resume"):
         _ = run.model_id
 
 

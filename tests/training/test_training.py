@@ -141,7 +141,7 @@ class TestAStoppedRun:
             trainer.train(tiny, tmp_path / "stopped", progress=stop_at(10))
         path = tmp_path / "stopped" / "last.pt"
         path.write_bytes(path.read_bytes()[:-1000])
-        with pytest.warns(UserWarning, match=r"last.pt is damaged.*the one before it is used"):
+        with pytest.warns(UserWarning, match=r"last.pt is damaged.*using the one before it"):
             trainer.resume(tmp_path / "stopped")
         same_weights(path, undisturbed.folder / "last.pt")
         assert len(Run.open(tmp_path / "stopped").log) == 3
@@ -169,7 +169,7 @@ class TestAStoppedRun:
         last["best"]["epoch"] = 1  # as if it had been the first
         Run(folder).save_last(last)
         (folder / "best.pt").write_bytes(b"PK")
-        refusal = rf"best.pt is no longer that of epoch 1, the best: remove {folder}/last.pt and {folder}/previous.pt, "
+        refusal = rf"best.pt is not from epoch 1, the best: remove {folder}/last.pt and {folder}/previous.pt, "
         with pytest.raises(ValueError, match=refusal + rf"then --resume {folder} trains again from the beginning"):
             resume(folder)
         for name in ("last.pt", "previous.pt"):

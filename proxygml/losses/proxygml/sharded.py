@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from proxygml.distributed.collectives import gather_rows, same_everywhere
+from proxygml.distributed.collectives import gather_rows, require_equal_settings
 from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precision, require_whole, without_autocast
 from proxygml.losses.proxygml.buffers import BufferPool
 from proxygml.losses.proxygml.chunked import chunked
@@ -49,7 +49,7 @@ class ShardedProxyGMLLoss(nn.Module):
             raise ValueError("expected several processes: start them with torchrun, or use ProxyGMLLoss in one")
         require_whole(num_classes=num_classes, embedding_dim=embedding_dim)
         shared = {"num_classes": num_classes, "embedding_dim": embedding_dim, "seed": seed}
-        same_everywhere(shared | asdict(settings), group)
+        require_equal_settings(shared | asdict(settings), group)
         warn_without_negatives(num_classes, settings)
         self.num_classes, self.settings, self.group = num_classes, settings, group
         self.links = settings.links_for(num_classes)
