@@ -110,7 +110,7 @@ def test_a_step_without_validation_never_waits_for_the_device(
 def test_batches_are_pinned_and_prefetched_for_a_gpu(
     training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch, device: str, workers: int, expected: tuple
 ) -> None:
-    monkeypatch.setattr(loop, "loaded", lambda loader: loader)
+    monkeypatch.setattr(loop, "load_batches", lambda loader: loader)
     training_loop.recipe = training_loop.recipe.changed({"workers": workers})
     training_loop.fabric = SimpleNamespace(device=torch.device(device), world_size=1, global_rank=0)
     loader = training_loop._load([[0, 1]], epoch=0)
