@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from proxygml.cli.display import drawn_progress, output
+from proxygml.cli.display import output, show_progress
 from proxygml.files import atomic_write
 from proxygml.optional import library
 from proxygml.paper.tables import Table
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/fuzz.json"))
     options = parser.parse_args()
     targets = json.loads(options.out.read_text())["targets"] if options.out.exists() else {}
-    with drawn_progress() as progress:
+    with show_progress() as progress:
         for number, name in enumerate(options.target):
             progress("fuzzing", number, len(options.target), name)
             targets[name] = found = fuzz(name, options.runs, options.seconds)

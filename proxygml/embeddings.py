@@ -1,7 +1,7 @@
 """Embeddings: vectors with labels and paths, stored as .npz; and the functions that compute them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,19 @@ class Embeddings:
     def class_name(self, label: int) -> str:
         """Name of a class; its number if it has no name."""
         return str(self.class_names[label]) if len(self.class_names) else str(label)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[1]
+
+    def blocks(self, size: int = 50_000) -> Iterator["Embeddings"]:
+        """The same embeddings in blocks."""
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield replace(self, vectors=self.vectors[rows], labels=self.labels[rows], paths=self.paths[rows])
 
     def save(self, path: Path) -> None:
         """Write one .npz, atomically."""

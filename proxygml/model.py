@@ -1,165 +1,273 @@
-"""Galleries: what is to be searched, embedded block by block and put into an index, where what is there stays."""
+"""Model: images -> vectors by the network of a run; what a path is; the one cache of a run's embeddings."""
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
 
-from proxygml import files
+from proxygml import embeddings, files
 from proxygml.data import ImageList, open_image
 from proxygml.data.check import Problem, find_problems
 from proxygml.data.folder import list_images
+from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.splits import image_list
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import AnyIndex, Index, is_url, open_index
 from proxygml.retrieval.folder import build_lock
-from proxygml.training import build, evaluator
+from proxygml.retrieval.validation import is_text
+from proxygml.training import build
 from proxygml.training.run import Progress, Run, no_progress
 
-BLOCK = 1024  # images that are embedded and kept at a time: what Ctrl-C may cost
+BLOCK = 1024  # images that are embedded and stored at a time: at most these are lost by Ctrl-C
+Kind = Literal["run", "embeddings", "index", "export", "images"]
+KINDS: dict[Kind, str] = {
+    "run": "the folder of a run",
+    "embeddings": "an .npz of embeddings",
+    "index": "an index (a folder or postgresql://...)",
+    "export": "an exported model",
+    "images": "a folder of images",
+}
+
+
+def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Kind:
+    """What a path or URL names; an error that lists what was expected if it is none of `expected`."""
+    path = Path(location)
+    kind: Kind | None = None
+    if is_url(location) or (path / "items.sqlite").is_file():
+        kind = "index"
+    elif (path / "recipe.json").is_file():
+        kind = "run"
+    elif path.is_file():
+        kind = "export" if path.suffix in (".onnx", ".safetensors", ".pt2") else "embeddings"
+    elif path.is_dir():
+        kind = "images"
+    if kind is not None and kind in expected:
+        return kind
+    *others, last = (KINDS[each] for each in expected)
+    names = f"{', '.join(others)} or {last}" if others else last
+    if kind is None:
+        raise FileNotFoundError(f"{location} does not exist: expected {names}")
+    given = "a folder without recipe.json or items.sqlite" if kind == "images" else KINDS[kind]
+    raise ValueError(f"expected {names}, got {location}, {given}")
+
+
+class Model:
+    """The trained network of a run, loaded at its first use, on the recipe's device if this machine has it.
+
+    Embedding leaves torch's random state unchanged.
+    """
+
+    def __init__(self, run: Run | str | Path) -> None:
+        if not isinstance(run, Run):
+            kind_of(run, ("run",))
+            run = Run.open(Path(run))
+        self.run, self.recipe = run, run.recipe
+        self.device = _choose_device(self.recipe.device)
+        self._lock = threading.Lock()
+
+    @cached_property
+    def model_id(self) -> str:
+        return self.run.model_id
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):  # weights are first drawn, then replaced
+            return build.load_model(self.run).to(self.device)
+
+    def encode(self, images: Sequence[Path | Image.Image]) -> np.ndarray:
+        """Vectors (M, D) of images, given as files or opened; a file that cannot be read is an error."""
+        paths = [str(image) for image in images if not isinstance(image, Image.Image)]
+        for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)]), decode=True):
+            raise ValueError(f"{problem.path} cannot be read: {problem.reason}")
+
+        def open_one(index: int) -> Image.Image:
+            image = images[index]
+            return image if isinstance(image, Image.Image) else open_image(Path(image))
+
+        labels = np.zeros(len(images), np.int64)
+        crops = Crops(open_one, labels, size=self.recipe.image_size, test_crop=self.recipe.test_crop)
+        return self._embed(crops, labels.astype(str), workers=0).vectors
+
+    def embed(self, images: ImageList, progress: Callable[[int, int], None] | None = None) -> Embeddings:
+        """Embeddings of images; if torch.distributed is initialized, every process embeds a part and gets all."""
+        crops, paths = build.test_crops(self.recipe, images), np.asarray(images.paths)
+        result = self._embed(crops, paths, workers=self.recipe.workers, progress=progress)
+        return replace(result, class_names=np.asarray(images.class_names), model=self.model_id)
+
+    def _embed(
+        self,
+        crops: Crops | FeatureCrops,
+        paths: np.ndarray,
+        *,
+        workers: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Embeddings:
+        precision = self.recipe.precision
+        number_format = torch.bfloat16 if precision.startswith("bf16") else torch.float16
+        with (
+            self._lock,
+            torch.random.fork_rng(devices=[]),  # a DataLoader draws a seed
+            torch.autocast(self.device.type, number_format, enabled=precision.endswith("mixed")),
+        ):
+            return embeddings.embed(
+                self.network,
+                crops,
+                paths,
+                batch_size=max(128, self.recipe.batch_size),
+                workers=workers,
+                device=self.device,
+                process=(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1),
+                progress=progress,
+            )
+
+
+def _choose_device(name: str) -> torch.device:
+    for kind, available in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+        if available and name in ("auto", kind):
+            return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
 
 
 @dataclass
 class Added:
-    """What became of a gallery: items that came into the index, that were there, and that cannot be read."""
+    """What was added to an index: new items, existing ones, and images that cannot be read."""
 
     new: int = 0
-    held: int = 0
+    existing: int = 0
     problems: list[Problem] = field(default_factory=list)
 
 
 def images_below(folder: Path) -> ImageList:
-    """All images below a folder, however deep; their class is the folder that holds them, by its path."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}: expected images, an .npz of embeddings or an index")
+    """All images below a folder, at any depth; the class is the path of the parent folder."""
     paths, classes = list_images(folder, loose=folder.resolve().name)
     return image_list(paths, classes, root=folder)
 
 
-def add_embeddings(index: AnyIndex, blocks: Iterable[Embeddings], total: int, progress: Progress) -> Added:
-    """Put blocks of embeddings, `total` items, into an index; each is there when the next is asked for."""
-    added, done = Added(), 0
-    for block in blocks:
-        new = index.add(block)
-        done += len(block.vectors)
-        added.new += new
-        added.held += len(block.vectors) - new
-        progress("adding", done, max(total, done), "")
-    return added
-
-
-def divided(embeddings: Embeddings, size: int = 50_000) -> Iterator[Embeddings]:
-    """Embeddings in blocks."""
-    for start in range(0, len(embeddings.vectors), size):
-        some = slice(start, start + size)
-        yield replace(
-            embeddings, vectors=embeddings.vectors[some], labels=embeddings.labels[some], paths=embeddings.paths[some]
-        )
-
-
-def add_images(index: AnyIndex, run: Run, images: ImageList, progress: Progress) -> Added:
-    """Embed images with the network of a run and put them into an index, but for those that it holds.
-
-    Each block is kept when it is done: after Ctrl-C or a kill the same call goes on with what is missing.
-    """
-    added, done = Added(), 0
-
-    def unknown() -> Iterator[ImageList]:
-        nonlocal done
-        for start in range(0, len(images), BLOCK):
-            done = start
-            part = images.select(np.arange(start, min(start + BLOCK, len(images))))
-            names = [name_of(part, path) for path in part.paths]
-            held = index.contains([name for name in names if _is_text(name)])
-            added.held += sum(name in held for name in names)
-            new = np.array([place for place, name in enumerate(names) if name not in held], np.int64)
-            if len(new):
-                part = part.select(new)
-                found = find_problems(part, decode=True)
-                known = {problem.index for problem in found}
-                found += [
-                    Problem(place, path, "its name is no text: rename it")
-                    for place, path in enumerate(part.paths)
-                    if not _is_text(path) and place not in known
-                ]
-                added.problems += found
-                usable = np.setdiff1d(np.arange(len(part)), [problem.index for problem in found])
-                if len(usable):
-                    yield part.select(usable.astype(np.int64))
-
-    def told(what: str, within: int, _: int, note: str) -> None:
-        progress(what, done + within, len(images), note)
-
-    for block in evaluator.embed_each(run, unknown(), progress=told):
-        names = np.array([name_of(images, path) for path in block.paths], str)
-        new = index.add(replace(block, paths=names))
-        added.new += new
-        added.held += len(names) - new  # that another process has added meanwhile
-    progress("embedding", len(images), len(images), "")
-    return added
-
-
-def name_of(images: ImageList, path: str) -> str:
-    """What an index calls an image: the absolute path of its file, or its name where it is no file of its own."""
+def item_name(images: ImageList, path: str) -> str:
+    """The path of an image in an index: absolute for a file, unchanged for an image inside another file."""
     is_file = images.pixels is None and images.open_file is open_image
     return os.path.abspath(os.path.join(images.root or ".", path)) if is_file else path
 
 
-def embed_photos(run: Run, paths: Sequence[Path]) -> np.ndarray:
-    """The vectors (M, D) of photos to search for; one that cannot be read is an error that names it."""
-    images = ImageList([os.path.abspath(path) for path in paths], np.zeros(len(paths), np.int64), ("photos",))
-    for problem in find_problems(images, decode=True):
-        raise ValueError(f"{paths[problem.index]} cannot be searched for: {problem.reason}")
-    return evaluator.embed_images(run, images).vectors
+def add_embeddings(index: AnyIndex, source: Embeddings | AnyIndex, progress: Progress) -> Added:
+    """Add all vectors of embeddings or of another index, block by block."""
+    added, done = Added(), 0
+    for block in source.blocks():
+        new = index.add(block)
+        done += len(block)
+        added.new += new
+        added.existing += len(block) - new
+        progress("adding", done, max(len(source), done), "")
+    return added
 
 
-def open_gallery(place: str | Path, progress: Progress = no_progress) -> tuple[AnyIndex, Added]:
-    """What can be searched: a run (its test images), an .npz of embeddings, or an index, by folder or address.
+def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progress) -> Added:
+    """Embed the images that an index does not contain and add them; unreadable images are skipped.
 
-    Beside it what was embedded for it just now.
+    Every block is stored when it is done: after Ctrl-C or a kill, the same call continues.
     """
-    path = Path(place)
-    if is_url(place) or (path / "items.sqlite").is_file():
-        return open_index(place), Added()
-    if path.is_file():
-        return Index.from_embeddings(Embeddings.load(path)), Added()
-    if (path / "recipe.json").is_file():
-        return index_of_run(path, progress)
-    raise FileNotFoundError(f"{place} is no run, no .npz of embeddings and no index: `proxygml index build` makes one")
+    added = Added()
+    for start in range(0, len(images), BLOCK):
+        block = images.only(np.arange(start, min(start + BLOCK, len(images))))
+        names = [item_name(block, path) for path in block.paths]
+        existing = index.contains([name for name in names if is_text(name)])
+        missing = np.array([place for place, name in enumerate(names) if name not in existing], np.int64)
+        added.existing += len(names) - len(missing)
+        if not len(missing):
+            continue
+        block = block.only(missing)
+        problems = {problem.index: problem for problem in find_problems(block, decode=True)}
+        for place, path in enumerate(block.paths):
+            if not is_text(path):
+                problems.setdefault(place, Problem(place, path, "its name is not valid Unicode: rename it"))
+        added.problems += problems.values()
+        if len(problems) == len(block):
+            continue
+
+        def report(done: int, _: int, start: int = start) -> None:
+            progress("embedding", start + done, len(images), "")
+
+        result = model.embed(block.without(list(problems)), report)
+        paths = np.array([item_name(images, path) for path in result.paths], str)
+        new = index.add(replace(result, paths=paths))
+        added.new += new
+        added.existing += len(paths) - new  # another process has added them
+    progress("embedding", len(images), len(images), "")
+    return added
 
 
-def index_of_run(folder: Path, progress: Progress = no_progress) -> tuple[Index, Added]:
-    """The index of a run's own test images, in the run's folder; made at the first call, or finished."""
-    run, place = Run.open(folder), folder / "index"
-    model_id = run.model_id
-    if (place / "items.sqlite").is_file():
-        index = Index.open(place)
-        if index.model == model_id and index.metadata.get("complete") == "yes":
+def open_vectors(
+    location: str | Path, *, split: str = "test", progress: Progress = no_progress
+) -> tuple[Embeddings | AnyIndex, Added]:
+    """The embeddings in an .npz, an index, or the index of a run's images; and what was embedded for it just now."""
+    match kind_of(location, ("run", "embeddings", "index")):
+        case "run":
+            return run_index(Model(location), split, progress=progress)
+        case "embeddings":
+            return Embeddings.load(Path(location)), Added()
+        case _:
+            return open_index(location), Added()
+
+
+def read_all(source: Embeddings | AnyIndex) -> Embeddings:
+    """All items of an index as embeddings."""
+    if isinstance(source, Embeddings):
+        return source
+    if not len(source):
+        raise ValueError(f"{source.location} is empty: add to it with `proxygml index add`")
+    return embeddings.concatenate(list(source.blocks()))
+
+
+def run_index(
+    model: Model, split: str = "test", *, data: Path | None = None, progress: Progress = no_progress
+) -> tuple[Index, Added]:
+    """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
+
+    `data` is the folder of the images if they have moved. If the run's folder is read-only, the index is in memory.
+    """
+    folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
+    if (folder / "items.sqlite").is_file():
+        index = Index.open(folder)
+        if index.model == model.model_id and index.metadata.get("complete") == "yes":
             return index, Added()
         index.close()
-    with build_lock(place):
-        kept = (place / "items.sqlite").is_file()
-        if kept and Index.open(place).model != model_id:  # the run was trained further, or anew
-            for path in place.iterdir():
-                if path.name != files.LOCK_NAME:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            kept = False
-        if not kept:
-            Index.create(place, dim=run.recipe.embedding_dim, model=model_id)
-        index = Index.open(place)
-        images = build.load_images(run.recipe)[1]
-        added = add_images(index, run, images, progress)
-        index.save_model(folder)
+    dim, model_id = model.recipe.embedding_dim, model.model_id
+    recipe = model.recipe if data is None else model.recipe.changed({"data": str(data)})
+    images = build.load_images(recipe)[0 if split == "train" else 1]
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(build_lock(folder))
+            index = _open_cache(folder, dim, model_id)
+        except files.UnwritableError as error:
+            warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
+            index = Index.create(None, dim=dim, model=model_id)
+        added = add_images(index, model, images, progress)
+        if index.folder is not None:
+            index.save_model(model.run.folder)
+        index.set_metadata("root", os.path.abspath(images.root or "."))
         index.set_metadata("complete", "yes")
-        return index, added
+    return index, added
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _open_cache(folder: Path, dim: int, model_id: str) -> Index:
+    """The unfinished index in a folder, or a new one if that was made by another network."""
+    if (folder / "items.sqlite").is_file():
+        index = Index.open(folder)
+        if index.model == model_id:
+            return index
+        index.close()
+        for path in folder.iterdir():
+            if path.name != files.LOCK_NAME:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Index.create(folder, dim=dim, model=model_id)

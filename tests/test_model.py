@@ -1,4 +1,4 @@
-"""Galleries of photos and vectors, embedded, indexed and searched: in process and on the command line."""
+"""Models, what a path is, and search from photos to hits, in process and on the command line."""
 
 import json
 import os
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from proxygml import model
 from proxygml.cli.main import main
-from proxygml.embeddings import Embeddings
+from proxygml.embeddings import Embeddings, embed
 from proxygml.evaluation import neighbors
 from proxygml.retrieval import Index, open_index
-from proxygml.training import evaluator
+from proxygml.training import build
 from proxygml.training.run import Run
 
 
@@ -55,7 +56,7 @@ def test_from_a_folder_of_photos_to_what_is_like_one_of_them(
     any_place: str, photos: Path, trained_run: Run, capsys: pytest.CaptureFixture
 ) -> None:
     shown = answered(capsys, "index", "build", photos, "--out", any_place, "--run", trained_run.folder)
-    assert "4 new, 0 were there, 0 skipped" in shown
+    assert "4 new, 0 existing, 0 skipped" in shown
     assert "exact search finds 100.0 % of the 10 nearest" in shown
     asked = [photos / "crow" / "2.png", photos / "loose.png"]
     found = json.loads(answered(capsys, "search", any_place, "--image", *asked, "-n", 3, "--json"))
@@ -70,13 +71,13 @@ def test_from_a_folder_of_photos_to_what_is_like_one_of_them(
     assert len(table) == 3
     answered(capsys, "index", "remove", any_place, asked[0])
     assert str(asked[0]) not in answered(capsys, "search", any_place, "--image", asked[0]).split("\n", 1)[1]
-    assert "1 new, 3 were there" in answered(capsys, "index", "add", any_place, photos)  # by the network that it keeps
+    assert "1 new, 3 existing" in answered(capsys, "index", "add", any_place, photos)  # by the network that it keeps
 
 
 def test_vectors_of_an_index_are_those_of_the_network(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
     answered(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
     (block,) = Index.open(tmp_path / "index").blocks()
-    expected = evaluator.embed_images(trained_run, model.images_below(photos))
+    expected = model.Model(trained_run).embed(model.images_below(photos))
     assert block.paths.tolist() == [str(photos / path) for path in expected.paths]
     np.testing.assert_allclose(block.vectors, expected.vectors, atol=1e-6)
     assert [block.class_name(label) for label in block.labels] == ["my [photos]", "crow", "crow", "water/duck"]
@@ -101,8 +102,8 @@ def test_an_interrupted_build_goes_on_with_what_is_missing(
     assert caught.value.code == 130
     monkeypatch.setattr(Index, "add", add)
     capsys.readouterr()
-    assert "2 new, 2 were there, 0 skipped" in answered(capsys, *command)
-    assert "0 new, 4 were there, 0 skipped" in answered(capsys, *command)
+    assert "2 new, 2 existing, 0 skipped" in answered(capsys, *command)
+    assert "0 new, 4 existing, 0 skipped" in answered(capsys, *command)
 
 
 def test_broken_photos_are_skipped_and_named(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
@@ -112,7 +113,7 @@ def test_broken_photos_are_skipped_and_named(photos: Path, trained_run: Run, tmp
     (photos / "crow" / "cut.png").write_bytes(whole[: len(whole) // 2])
     main([str(w) for w in ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]])
     shown = capsys.readouterr()
-    assert "4 new, 0 were there, 3 skipped" in shown.out
+    assert "4 new, 0 existing, 3 skipped" in shown.out
     for name, reason in [("empty", "0 bytes"), ("text", "no known image format"), ("cut", "truncated")]:
         (line,) = [line for line in shown.err.splitlines() if f"crow/{name}" in line]
         assert line.startswith("skipped ")
@@ -125,18 +126,99 @@ def test_a_photo_that_has_gone_is_said_in_a_line(photos: Path, trained_run: Run,
     main(["search", str(tmp_path / "index"), "--image", str(photos / "loose.png")])
     shown = capsys.readouterr()
     assert "crow/1.png" in shown.out
-    assert shown.err.splitlines() == [f"1 of the images found are gone, first {photos / 'crow' / '1.png'}"]
+    assert shown.err.splitlines() == [f"1 of these images no longer exist, first {photos / 'crow' / '1.png'}"]
 
 
 def test_a_photo_whose_name_is_no_text_is_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
     shutil.copy(photos / "loose.png", os.fsencode(photos / "crow") + b"/caf\xe9.png")
     main([str(w) for w in ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]])
     shown = capsys.readouterr()
-    assert "4 new, 0 were there, 1 skipped" in shown.out
-    assert "its name is no text: rename it" in shown.err
+    assert "4 new, 0 existing, 1 skipped" in shown.out
+    assert "its name is not valid Unicode: rename it" in shown.err
+
+
+@pytest.fixture
+def every_kind(tmp_path: Path, trained_run: Run, photos: Path) -> dict[str, object]:
+    """One location of each kind."""
+    np.savez(tmp_path / "vectors.npz", vectors=np.eye(3), labels=np.arange(3))
+    Index.create(tmp_path / "index", dim=3)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    return {
+        "run": trained_run.folder,
+        "embeddings": tmp_path / "vectors.npz",
+        "index": tmp_path / "index",
+        "export": tmp_path / "model.onnx",
+        "images": photos,
+    }
+
+
+def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
+    for kind, location in every_kind.items():
+        assert model.kind_of(location) == kind
+    assert model.kind_of("postgresql://me@server/photos?index=birds") == "index"
+    with pytest.raises(FileNotFoundError, match=r"no does not exist: expected the folder of a run or an .npz of"):
+        model.kind_of(tmp_path / "no", ("run", "embeddings"))
+    with pytest.raises(ValueError, match=r"expected the folder of a run, got .*model.onnx, an exported model$"):
+        model.kind_of(every_kind["export"], ("run",))
+
+
+@pytest.mark.parametrize(
+    ("command", "accepted"),
+    [
+        (["search", "LOCATION", "--vectors", "queries.npz"], ("run", "embeddings", "index")),
+        (["evaluate", "LOCATION"], ("run", "embeddings", "index")),
+        (["browse", "LOCATION", "--no-open", "--port", "0"], ("run", "embeddings", "index")),
+        (["index", "build", "LOCATION", "--out", "new"], ("embeddings", "images", "index", "run")),
+        (["embed", "LOCATION", "--out", "new.npz"], ("run",)),
+        (["export", "LOCATION", "--out", "new"], ("run",)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_kind_is_one_line(command: list, accepted: tuple, every_kind, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in every_kind.keys() - set(accepted):
+        line = failure(capsys, *(every_kind[kind] if word == "LOCATION" else word for word in command))
+        assert line.startswith(f"error: expected {model.KINDS[accepted[0]]}")
+        assert str(every_kind[kind]) in line
+    assert "does not exist: expected" in failure(capsys, *(w if w != "LOCATION" else "nowhere" for w in command))
+
+
+class TestModel:
+    def test_embedding_leaves_random_state_and_starts_no_fabric(self, trained_run: Run, photos, monkeypatch) -> None:
+        def no_fabric(*_: object, **__: object) -> None:
+            raise AssertionError("Fabric was created")
+
+        monkeypatch.setattr("lightning_fabric.Fabric.__init__", no_fabric)
+        state, seed = torch.get_rng_state(), os.environ.get("PL_GLOBAL_SEED")
+        embedder = model.Model(trained_run.folder)
+        vectors = embedder.embed(model.images_below(photos)).vectors
+        encoded = embedder.encode([photos / "crow" / "1.png", Image.open(photos / "crow" / "2.png")])
+        np.testing.assert_allclose(encoded, vectors[1:3], atol=1e-6)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert os.environ.get("PL_GLOBAL_SEED") == seed
+
+    def test_vectors_equal_those_of_training(self, trained_run: Run) -> None:
+        recipe, images = trained_run.recipe, build.load_images(trained_run.recipe)[1]
+        network = build.load_model(trained_run)
+        expected = embed(network, build.test_crops(recipe, images), np.asarray(images.paths), batch_size=128)
+        result = model.Model(trained_run).embed(images)
+        np.testing.assert_array_equal(result.vectors, expected.vectors)
+        assert result.model == trained_run.model_id
+
+    def test_unreadable_file_is_named(self, trained_run: Run, tmp_path: Path) -> None:
+        (tmp_path / "a.jpg").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"a.jpg cannot be read: "):
+            model.Model(trained_run).encode([tmp_path / "a.jpg"])
 
 
 class TestARun:
+    def test_is_evaluated_and_indexed(self, trained_run: Run, tmp_path: Path, capsys) -> None:
+        run = shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
+        assert json.loads(answered(capsys, "evaluate", run, "--json")) == trained_run.scores["trained"]
+        items = trained_run.scores["trained"]["images"]
+        assert f"{items} new, 0 existing" in answered(capsys, "index", "build", run, "--out", tmp_path / "index")
+        assert open_index(tmp_path / "index").model_folder() is not None
+
     def test_is_searched_among_its_own_test_images_which_are_embedded_once(
         self, trained_run: Run, tmp_path: Path, capsys, monkeypatch
     ) -> None:
@@ -152,28 +234,28 @@ class TestARun:
         for entry in found:
             for hit in entry["hits"]:
                 assert hit["label"] == test.class_name(own[hit["path"]])
-        monkeypatch.setattr(evaluator, "embed_each", None)
+        monkeypatch.setattr(model.Model, "embed", None)
         assert json.loads(answered(capsys, *command)) == found
 
     def test_is_embedded_again_when_its_network_has_changed(self, trained_run: Run, tmp_path: Path) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        before, _ = model.open_gallery(tmp_path / "run")
+        before, _ = model.open_vectors(tmp_path / "run")
         run = Run.open(tmp_path / "run")
         state = run.load_best()
         state["model"] = {name: value * 1.5 for name, value in state["model"].items()}
         run.save_best(state)
-        after, _ = model.open_gallery(tmp_path / "run")
+        after, _ = model.open_vectors(tmp_path / "run")
         assert before.model != after.model == run.model_id
         assert len(after) > 0
 
     def test_that_is_interrupted_is_embedded_to_its_end(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        whole, _ = model.open_gallery(tmp_path / "run")
+        whole, _ = model.open_vectors(tmp_path / "run")
         count = len(whole)
         whole.remove(next(whole.blocks()).paths[:5])
         whole.set_metadata("complete", "no")
-        again, added = model.open_gallery(tmp_path / "run")
-        assert (len(again), added.new, added.held) == (count, 5, count - 5)
+        again, added = model.open_vectors(tmp_path / "run")
+        assert (len(again), added.new, added.existing) == (count, 5, count - 5)
 
 
 class TestVectors:
@@ -194,7 +276,7 @@ class TestVectors:
     def test_go_from_one_index_to_another(self, own: Path, tmp_path: Path, new_database: str, capsys) -> None:
         answered(capsys, "index", "build", own, "--out", tmp_path / "index")
         shown = answered(capsys, "index", "build", tmp_path / "index", "--out", new_database, "--kind", "hnsw")
-        assert "5 new, 0 were there" in shown
+        assert "5 new, 0 existing" in shown
         assert "hnsw search finds 100.0 %" in shown
         answered(capsys, "index", "build", new_database, "--out", tmp_path / "back")
         assert len(open_index(tmp_path / "back")) == 5
@@ -209,13 +291,13 @@ class TestVectors:
         answered(capsys, "index", "build", own, "--out", tmp_path / "index")
         shutil.copy(own, tmp_path / "other.npz")
         line = failure(capsys, "index", "build", tmp_path / "other.npz", "--out", tmp_path / "index")
-        assert line == f"error: {tmp_path / 'index'} holds an index of {own}: `proxygml index add` adds to it"
+        assert line == f"error: {tmp_path / 'index'} is an index of {own}: `proxygml index add` adds to it"
         line = failure(capsys, "index", "build", own, "--out", tmp_path / "index", "--kind", "hnsw")
-        assert "was begun as exact, not hnsw: name another --out" in line
+        assert "was started as exact, not hnsw: name another --out" in line
 
     def test_without_a_network_cannot_be_searched_by_photo(self, own: Path, photos: Path, trained_run, capsys) -> None:
         line = failure(capsys, "search", own, "--image", photos / "loose.png")
-        assert line == f"error: {own} does not keep the network that made its vectors: name its run with --run RUN"
+        assert line == f"error: {own} does not contain the network of its vectors: name its run with --run RUN"
         line = failure(capsys, "search", own, "--image", photos / "loose.png", "--run", trained_run.folder)
         assert f"{own} has vectors of an unknown model, these are of model {trained_run.model_id}" in line
 
@@ -232,7 +314,7 @@ class TestVectors:
         [
             ({"vectors": np.full((2, 3), np.nan)}, "expected finite vectors (no NaN"),
             ({"vectors": np.ones((2, 0))}, "does not contain embeddings: vectors of shape (2, 0) has no bytes"),
-            ({"vectors": np.ones((0, 3)), "labels": np.zeros(0, int)}, "holds none"),
+            ({"vectors": np.ones((0, 3)), "labels": np.zeros(0, int)}, "is empty"),
             ({"vectors": np.ones(2)}, "expected vectors as floats (M, D)"),
         ],
     )
@@ -248,12 +330,18 @@ class TestMistakes:
         (tmp_path / "empty").mkdir()
         for arguments, words in [
             (["search", run], "expected something to search for: --image PHOTO ..., or --vectors"),
-            (["search", tmp_path / "no", "--image", "a.jpg"], "is no run, no .npz of embeddings and no index"),
-            (["search", run, "--image", tmp_path / "no.jpg"], "no.jpg cannot be searched for: missing: no such file"),
+            (
+                ["search", tmp_path / "no", "--image", "a.jpg"],
+                "no does not exist: expected the folder of a run",
+            ),
+            (["search", run, "--image", tmp_path / "no.jpg"], "no.jpg cannot be read: missing: no such file"),
             (["search", run, "--image", photos / "loose.png", "-n", 0], "expected to find 1 item or more, got 0"),
-            (["index", "build", photos, "--out", tmp_path / "i"], "need --run RUN, a trained run whose network"),
-            (["index", "build", "--out", tmp_path / "i"], "expected a gallery: an .npz, a folder of images"),
-            (["index", "build", tmp_path / "no", "--out", tmp_path / "i"], "no folder"),
+            (
+                ["index", "build", photos, "--out", tmp_path / "i"],
+                "images need --run RUN, a trained run",
+            ),
+            (["index", "build", "--out", tmp_path / "i"], "expected an .npz, a folder of images, an index or a run"),
+            (["index", "build", tmp_path / "no", "--out", tmp_path / "i"], "does not exist: expected an .npz"),
             (["index", "build", tmp_path / "empty", "--out", tmp_path / "i", "--run", run], "no images below"),
             (["index", "build", "--dataset", "glyphs", "--out", tmp_path / "i"], "images need --run RUN"),
             (["index", "add", tmp_path / "no", photos], "no items.sqlite in"),

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.faults.injection import FAULTS, Trial, folder_bytes, mounts_on, recover
 from benchmarks.faults.processes import Command
 from benchmarks.faults.workloads import WORKLOADS, Workload, make_shared_inputs
-from proxygml.cli.display import drawn_progress
+from proxygml.cli.display import show_progress
 from proxygml.files import atomic_write
 from proxygml.paper.tables import Table
 from proxygml.training.run import provenance
@@ -112,7 +112,7 @@ def run_trials(pairs: list[tuple[str, str]], results: dict, save: Callable[[dict
     missing = [(number, pair) for number, pair in enumerate(pairs) if number not in done]
     if not missing:
         return
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder, drawn_progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, show_progress() as progress:
         (shared := Path(folder) / "shared").mkdir()
         os.environ.setdefault("PROXYGML_CACHE", f"{folder}/cache")
         os.environ["OMP_NUM_THREADS"] = "1"  # results are bit-exact only with the same number of threads

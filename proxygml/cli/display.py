@@ -1,4 +1,4 @@
-"""What the command line shows: tables of scores, progress bars, what to do next."""
+"""What the command line prints: tables of scores, progress bars, next steps."""
 
 import re
 import shlex
@@ -17,29 +17,29 @@ from proxygml.losses import Method
 from proxygml.paper import tables
 from proxygml.training.recipe import Recipe
 
-# What a terminal obeys instead of showing it, what turns the direction of a line, and halves of characters.
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, marks that change the direction of text, and surrogates.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def spelled_out(text: str) -> str:
-    """A text in which whatever a terminal would not show stands as it does in Python: \\x1b; lines and tabs stay."""
-    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def escape_control(text: str) -> str:
+    """A text with control characters escaped as in Python (\\x1b), except line breaks and tabs."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(name: str) -> str:
-    """A name, as of a file, that cannot pretend to be lines of its own."""
-    return spelled_out(name).replace("\n", "\\n").replace("\t", "\\t")
+    """A name, as of a file, with line breaks and tabs escaped too."""
+    return escape_control(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class PlainConsole(Console):
-    """A console on which names of files and classes stay what they are: [red], :smile: and escapes are only text."""
+    """A console that prints names of files and classes literally: [red], :smile: and escape sequences are only text."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """What rich makes of every text that it is given, also of those in tables."""
-        return super().render_str(spelled_out(text), **options)
+        """Rich calls this for every text, including cells of tables."""
+        return super().render_str(escape_control(text), **options)
 
 
 output = PlainConsole(width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to
@@ -47,7 +47,7 @@ messages = PlainConsole(stderr=True)
 
 
 def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
-    """Scores of a finished run, where its pictures are, and what to do next."""
+    """Print the scores of a finished run, the paths of its pictures, and next steps."""
     named = {
         "raw pixels": scores.get("pixels"),
         "frozen backbone" if recipe.weights else "untrained network": scores.get("untrained"),
@@ -60,37 +60,34 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
         scored = list(rows.values())[-1]
         output.print(
             f"{scored['images']} images of {scored['classes']} classes never seen in training; "
-            f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training",
-            highlight=False,
+            f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training"
         )
     if "remark" in scores:
-        output.print(f"* {scores['remark']}", highlight=False, markup=False)
+        output.print(f"* {scores['remark']}")
     for picture, what in [
-        ("retrieval.png", "what it finds"),
-        ("map.png", "a map of the space"),
-        ("curves.png", "how it learned"),
+        ("retrieval.png", "retrieval examples"),
+        ("map.png", "map of the space"),
+        ("curves.png", "training curves"),
     ]:
         if (folder / picture).exists():
-            output.print(f"  {what:20s}{folder / picture}", highlight=False, markup=False)
+            output.print(f"  {what:20s}{folder / picture}")
     quoted = shlex.quote(str(folder))
     output.print(
         "What next:\n"
-        f"  {program()} browse {quoted}   shows neighbors, mistakes and a map of the space\n"
-        f"  {program()} embed {quoted} --out vectors.npz   gives vectors, labels and paths to your own code\n"
+        f"  {program()} browse {quoted}   shows neighbors, errors and a map of the space\n"
+        f"  {program()} embed {quoted} --out vectors.npz   writes vectors, labels and paths for your own code\n"
         f"  {program()} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
-        "  README.md, 'Use the loss', shows the loss in your own training loop",
-        highlight=False,
-        markup=False,
+        "  README.md, 'Use the loss', shows the loss in your own training loop"
     )
 
 
 def program() -> str:
-    """How this program was called, so that it can be called so again."""
+    """The command that started this program."""
     return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "proxygml" else "python -m proxygml"
 
 
 def show_scores(rows: dict[str, dict], *, heading: str) -> None:
-    """A table with one line per name, in percent."""
+    """Print a table with one row per name, in percent."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(heading, no_wrap=True)
     recalls = [key for key in next(iter(rows.values())) if key.startswith("recall@")]
@@ -103,11 +100,11 @@ def show_scores(rows: dict[str, dict], *, heading: str) -> None:
     output.print(table)
     lone = max(row["lone_queries"] for row in rows.values())
     if lone:
-        output.print(f"{lone} queries have no image of their class to find: each counts as a miss", highlight=False)
+        output.print(f"{lone} queries have no image of their class to find: each counts as a miss")
 
 
 def show_losses(methods: Mapping[str, Method]) -> None:
-    """A table with one line per loss, and below it what is uncertain about some."""
+    """Print a table with one row per loss, and their caveats below it."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("--loss", "paper", "batches", "embeddings", "implementation"):
         table.add_column(column, no_wrap=True)
@@ -118,17 +115,17 @@ def show_losses(methods: Mapping[str, Method]) -> None:
             name,
             f"{method.title}: {method.paper}",
             "shuffled" if method.batches == "shuffled" else batches,
-            ("unit length" if method.unit_length else "as they come") + network,
+            ("unit length" if method.unit_length else "unnormalized") + network,
             method.source + (" *" if method.caveat else ""),
         )
     output.print(table)
     for name, method in methods.items():
         if method.caveat:
-            output.print(f"* {name}: {method.caveat}", highlight=False, markup=False)
+            output.print(f"* {name}: {method.caveat}")
 
 
 def show_table(rows: tables.Table) -> None:
-    """A table of an experiment."""
+    """Print the table of an experiment."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(rows.columns):
         table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
@@ -138,15 +135,15 @@ def show_table(rows: tables.Table) -> None:
 
 
 class Report(Protocol):
-    """What is told of work that takes long: what goes on, how much is done, of how much (0: a remark), a note."""
+    """Reports progress: the task, how much is done, of how much (0: print the note), and a note."""
 
     def __call__(self, what: str, done: int, total: int, note: str) -> None: ...
 
 
 @contextmanager
-def drawn_progress() -> Iterator[Report]:
-    """A callback that draws what it is told as bars with time left; silent where no terminal watches."""
-    # The note gives way where the terminal is narrow.
+def show_progress() -> Iterator[Report]:
+    """A callback that shows progress bars with the time left; silent without a terminal."""
+    # On a narrow terminal, the note is cut first.
     elapsed, left = (Column(no_wrap=True, min_width=len("0:00:00")) for _ in range(2))
     bars = Progress(
         TextColumn("{task.description}", markup=False),
@@ -161,14 +158,14 @@ def drawn_progress() -> Iterator[Report]:
     tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int, note: str) -> None:
-        note = spelled_out(note)
+        note = escape_control(note)
         if total == 0:
-            messages.print(f"{what}: {note}", highlight=False, markup=False)
+            messages.print(f"{what}: {note}")
             return
         if what not in tasks:
             for task in bars.tasks:
-                bars.update(task.id, visible=task.fields["lasting"])
-            tasks[what] = bars.add_task(what, total=total, note=note, lasting=what == "training")
+                bars.update(task.id, visible=task.fields["keep"])
+            tasks[what] = bars.add_task(what, total=total, note=note, keep=what == "training")
         bars.update(tasks[what], completed=done, total=total if total > 1 else None, note=note, visible=True)
         if done >= total and what != "training":
             bars.remove_task(tasks.pop(what))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.cli.display import drawn_progress, output
+from proxygml.cli.display import output, show_progress
 
 
 def export(
@@ -13,10 +13,10 @@ def export(
     out: Path,
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx",
 ) -> None:
-    """Write the trained network of a run for use elsewhere, with a JSON beside it that says how to prepare images.
+    """Export the trained network of a run, with a JSON file that describes how to prepare images.
 
-    The file is compared with PyTorch on test images of the run before it gets its name; one that differs by more than
-    0.0001 is not kept. `proxygml embed --model model.onnx` needs no torch.
+    The file is compared with PyTorch on test images of the run; one that differs by more than 0.0001 is discarded.
+    `proxygml embed --model model.onnx` needs no torch.
 
     Args:
         run: Folder of a trained run.
@@ -24,13 +24,11 @@ def export(
         format: ONNX with its weights, the weights alone, or a program of torch.export.
     """
     from proxygml.export.write import export_run
-    from proxygml.training.run import Run
+    from proxygml.model import Model
 
-    with drawn_progress() as progress:
-        path, said = export_run(Run.open(run), out, format, progress=progress)
+    with show_progress() as progress:
+        path, description = export_run(Model(run).run, out, format, progress=progress)
     output.print(
-        f"{path}, described in {path.name}.json: largest difference from PyTorch {said.largest_difference:.1e} "
-        f"on {said.compared_with}",
-        highlight=False,
-        markup=False,
+        f"{path}, described in {path.name}.json: largest difference from PyTorch {description.largest_difference:.1e} "
+        f"on {description.compared_with}"
     )

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.cli.display import drawn_progress, in_one_line, output, show_losses
+from proxygml.cli.display import in_one_line, output, show_losses, show_progress
 
-MOST_FINDINGS = 50  # lines of a check that found more
+MAX_FINDINGS = 50  # lines that a check prints
 
 
 def datasets(
@@ -20,21 +20,21 @@ def datasets(
 ) -> None:
     """List the datasets, or check one: `proxygml datasets check cub ROOT`.
 
-    The check counts classes and images of both halves against the published numbers, decodes every image and says in
-    one line each what is missing or broken; its exit code is 1 if anything is.
+    The check compares the counts of classes and images with the published numbers, decodes every image and prints one
+    line for each problem; its exit code is 1 if there is any.
 
     Args:
         action: List all, or check one.
-        name: Which one to check.
-        root: Its folder (of table: the file).
+        name: The dataset to check.
+        root: Its folder (for table: the file).
     """
     from proxygml.data import DATASETS, load
     from proxygml.data.check import compare_counts, find_problems
 
-    modules = {known: importlib.import_module(f"proxygml.data.{known}") for known in DATASETS}
+    modules = {each: importlib.import_module(f"proxygml.data.{each}") for each in DATASETS}
     if action == "list":
-        for known, module in modules.items():
-            output.print(f"{known:10s}{str(module.__doc__).splitlines()[0]}", highlight=False, markup=False)
+        for each, module in modules.items():
+            output.print(f"{each:10s}{str(module.__doc__).splitlines()[0]}")
         return
     if name is None:
         raise ValueError(f"expected the name of a dataset to check, one of {', '.join(DATASETS)}")
@@ -43,22 +43,22 @@ def datasets(
     if hasattr(modules[name], "PUBLISHED"):
         findings += compare_counts(train_images, test_images, modules[name].PUBLISHED)
     for split, images in [("train", train_images), ("test", test_images)]:
-        output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images", highlight=False)
-        with drawn_progress() as progress:
-            told = partial(progress, f"opening {split} images", note="")
-            problems = find_problems(images, decode=True, progress=told)
+        output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images")
+        with show_progress() as progress:
+            report = partial(progress, f"opening {split} images", note="")
+            problems = find_problems(images, decode=True, progress=report)
         findings += [f"{in_one_line(problem.path)}: {problem.reason}" for problem in problems]
-    for finding in findings[:MOST_FINDINGS]:
-        output.print(finding, highlight=False, markup=False)
-    if len(findings) > MOST_FINDINGS:
-        output.print(f"and {len(findings) - MOST_FINDINGS:,} more", highlight=False)
-    output.print(f"{len(findings):,} findings" if findings else "all is there and can be read", highlight=False)
+    for finding in findings[:MAX_FINDINGS]:
+        output.print(finding)
+    if len(findings) > MAX_FINDINGS:
+        output.print(f"and {len(findings) - MAX_FINDINGS:,} more")
+    output.print(f"{len(findings):,} findings" if findings else "all is there and can be read")
     if findings:
         sys.exit(1)
 
 
 def losses(json: bool = False) -> None:
-    """List the losses: paper, what each needs of the trainer, and where its implementation comes from.
+    """List the losses: paper, type of batches, and source of the implementation.
 
     Args:
         json: Print the list as JSON.

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how one fails."""
+"""The command line: its commands, and how errors are printed."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ from proxygml.version import __version__
 def main(arguments: list[str] | None = None) -> None:
     """The command `proxygml`."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not is_first_process() and arguments[:1] not in (["train"], ["embed"]):  # the others need one process
+    if not is_first_process() and arguments[:1] not in (["train"], ["embed"]):  # other commands need one process
         return
     if arguments == ["--version"]:
-        output.print(f"proxygml {__version__}", highlight=False)
+        output.print(f"proxygml {__version__}")
         return
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]  # which is called by position
+            warnings.showwarning = _show_warning  # type: ignore[assignment]  # called by position
             train.__annotations__["recipe"] = Annotated[presets(arguments), tyro.conf.arg(name="")]
             tyro.extras.subcommand_cli_from_dict(
                 {
@@ -51,11 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
                 config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
             )
     except KeyboardInterrupt as stop:
-        # Python remembers one that has passed through code in a string, as of a dataclass that is being imported, and
-        # would end by SIGINT whatever is said here; it forgets when it runs another.
+        # If it interrupted code in a string (as dataclasses run while they are imported), Python would end by SIGINT
+        # whatever the exit code here; running another string clears that.
         exec("")  # nosec B102
         if is_first_process():
-            messages.print(": ".join(("stopped", *map(str, stop.args))), highlight=False, markup=False)
+            messages.print(": ".join(("stopped", *map(str, stop.args))))
         sys.exit(130)
     except Exception as error:
         if os.environ.get("PROXYGML_TRACEBACK"):
@@ -63,10 +63,10 @@ def main(arguments: list[str] | None = None) -> None:
         expected = isinstance(error, (ValueError, OSError, ModuleNotFoundError))
         what = str(error) if expected else f"{type(error).__name__}: {error} (PROXYGML_TRACEBACK=1 shows where)"
         if should_report(error):
-            messages.print("error: " + " ".join(what.split()), style="red", highlight=False, markup=False)
+            messages.print("error: " + " ".join(what.split()), style="red")
         sys.exit(1)
 
 
 def _show_warning(message: Warning | str, *where: object) -> None:
     if is_first_process():
-        messages.print(f"warning: {message}", highlight=False, markup=False)
+        messages.print(f"warning: {message}")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.cli.display import drawn_progress, output, show_table
-from proxygml.cli.stopping import told_to_go_on
+from proxygml.cli.display import output, show_progress, show_table
+from proxygml.cli.stopping import resume_hint
 
 QUEUE = "queue"
 
@@ -82,7 +82,7 @@ def paper(
     module = paper.find(name)
     if not render:
         count = getattr(module, "SEEDS", 3) if seeds is None else seeds
-        with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
+        with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
             running.run_experiment(
                 name,
                 dataset,
@@ -131,7 +131,7 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
         shown = "".join(f" {name} {100 * scores[name]:.1f}" for name in ("recall@1", "nmi") if name in scores)
         output.print(f"{part}: {run['row']}, seed {run['seed']}:{shown}; {total - done} runs left")
 
-    with told_to_go_on(lambda: "the same command goes on"), drawn_progress() as progress:
+    with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
         failed = queue.run_queue(
             str(data), results=results, work=work, most=runs, quick=quick, progress=progress, on_run=on_run
         )

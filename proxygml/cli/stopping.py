@@ -1,4 +1,4 @@
-"""What a command that is stopped says: how to go on."""
+"""What a stopped command prints: how to continue."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,18 +8,15 @@ from proxygml.files import UnwritableError
 
 
 @contextmanager
-def told_to_go_on(how: Callable[[], str]) -> Iterator[None]:
-    """Whom Ctrl-C, a disk or a lost process stops inside is told how to go on, in the line that the command ends with.
-
-    `how` is asked then; it may have nothing to say.
-    """
+def resume_hint(hint: Callable[[], str]) -> Iterator[None]:
+    """Add how to continue to the message of Ctrl-C, a full disk or a lost process; `hint` may return an empty text."""
     try:
         yield
     except BaseException as error:
-        if KeyboardInterrupt in (type(error), type(error.__cause__)):  # which an import may turn into another error
-            raise KeyboardInterrupt(*filter(None, [how()])) from None
+        if KeyboardInterrupt in (type(error), type(error.__cause__)):  # an import may wrap it in another error
+            raise KeyboardInterrupt(*filter(None, [hint()])) from None
         stop = WorkerKilledError() if is_worker_killed(error) else error
         if isinstance(stop, (UnwritableError, WorkerKilledError)):
-            told = how()
-            raise type(stop)(f"{stop}. When that is mended, {told}" if told else str(stop)) from error
+            text = hint()
+            raise type(stop)(f"{stop}. When that is fixed, {text}" if text else str(stop)) from error
         raise

@@ -8,8 +8,8 @@ from typing import Literal
 
 import tyro
 
-from proxygml.cli.display import drawn_progress, messages, output, program, show_run
-from proxygml.cli.stopping import told_to_go_on
+from proxygml.cli.display import messages, output, program, show_progress, show_run
+from proxygml.cli.stopping import resume_hint
 from proxygml.distributed.launch import is_first_process
 from proxygml.paper import methods
 from proxygml.training.presets import GLYPHS, PRESETS
@@ -23,37 +23,37 @@ def train(
     like: Literal["fair", "native"] | None = None,
     json: bool = False,
 ) -> None:
-    """Train a network and score it on classes that it has never seen.
+    """Train a network and evaluate it on classes not seen in training.
 
-    `proxygml train glyphs` trains on embedded letters in a few minutes; every setting of the preset can be changed:
+    `proxygml train glyphs` trains on drawn letters in a few minutes. Every setting of a preset is an option:
     `proxygml train glyphs --epochs 4 --embedding-dim 64`. The run is a folder with recipe, log, checkpoints, scores
-    and pictures. After Ctrl-C, a crash or a full disk, `proxygml train --resume FOLDER` goes on after the last finished
-    epoch.
+    and pictures. After Ctrl-C, a crash or a full disk, `proxygml train --resume FOLDER` continues after the last
+    finished epoch.
 
     Args:
         out: Folder of the new run [default: runs/DATASET-DATE-TIME].
-        resume: Folder of a run to go on with; its own recipe is used.
-        like: Run the --loss in ProxyGML's setting (fair) or in that of its own paper or code (native); what else is
-            given on the command line comes on top.
+        resume: Folder of a run to continue, with its own recipe.
+        like: Run the --loss with ProxyGML's settings (fair) or with those of its own paper or code (native); other
+            options override them.
         json: Print the scores as JSON.
     """
     if resume is not None and (out is not None or like is not None or recipe != GLYPHS):
-        raise ValueError("--resume goes on with the run's own recipe and folder: leave out every other setting")
+        raise ValueError("--resume continues with the run's own recipe and folder: leave out every other setting")
 
     from proxygml.training import trainer
 
     folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
-    def how() -> str:
-        begun = (folder / "recipe.json").exists()
-        return f"go on with: {program()} train --resume {shlex.quote(str(folder))}" if begun else ""
+    def hint() -> str:
+        started = (folder / "recipe.json").exists()
+        return f"continue with: {program()} train --resume {shlex.quote(str(folder))}" if started else ""
 
-    with told_to_go_on(how), drawn_progress() as progress:
+    with resume_hint(hint), show_progress() as progress:
         if resume is not None:
             run = trainer.resume(folder, progress=progress)
         else:
             if like == "native" and recipe.loss in methods.UNKNOWN:
-                messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}", highlight=False)
+                messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}")
             run = trainer.train(recipe, folder, progress=progress)
     if not is_first_process():
         return
@@ -64,7 +64,7 @@ def train(
 
 
 def presets(arguments: list[str]) -> type:
-    """The presets as a type of which each is a subcommand; --like changes them before other settings do."""
+    """A type that makes each preset a subcommand; --like changes the presets before other options do."""
     words = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
     given = dict(itertools.pairwise(words))  # --loss ms, or --loss=ms
     recipes = {name: recipe for name, (_, recipe) in PRESETS.items()}

@@ -22,6 +22,14 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
 
 
+def join_processes() -> None:
+    """Connect the processes that torchrun has started, without Fabric."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        import torch.distributed as dist  # here: exported networks run without torch
+
+        dist.init_process_group()  # gloo for the CPU, nccl for GPUs
+
+
 def start_copies(processes: int) -> None:
     """Start this command again as processes 1, 2, ...; this one is process 0. Fabric reads LOCAL_RANK.
 

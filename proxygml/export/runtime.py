@@ -152,6 +152,11 @@ class OnnxModel:
             raise ValueError(f"{path} takes images of {size} pixels, its JSON says {description.image_size}")
         return cls(description, session)
 
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the exported run."""
+        return Recipe().changed(self.description.recipe)
+
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Images uint8 (B, 3, H, W) in RGB -> embeddings (B, D)."""
         (embeddings,) = self.session.run([OUTPUT], {INPUT: images})

@@ -1,173 +1,123 @@
-"""What can be looked at: a run, an .npz of embeddings, or an index. Each becomes a Space."""
+"""Opens a run, an .npz of embeddings or an index as a Space."""
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from PIL import Image
 
-from proxygml import embeddings
 from proxygml.data import ImageList, open_image
-from proxygml.data.images import Crops
-from proxygml.data.readable import readable_images
 from proxygml.data.splits import hold_out
 from proxygml.embeddings import Embeddings
+from proxygml.model import Model, item_name, kind_of, read_all, run_index
+from proxygml.retrieval import open_index
 from proxygml.server.space import Proxies, Space
-from proxygml.training import build, evaluator
-from proxygml.training.recipe import Recipe
-from proxygml.training.run import Run
+from proxygml.training import build
+from proxygml.training.run import Progress
 
-Progress = Callable[[str, int, int, str], None]
-OWN_FEATURES = "these vectors came without the network that made them: open a run, or an index of one, to upload photos"
-
-
-def open_space(place: str, *, split: str, data: Path | None, progress: Progress) -> Space:
-    """The run, the .npz or the index at `place`; `data` is where its images are, if not where it says."""
-    path = Path(place)
-    if (path / "recipe.json").is_file():
-        return _of_run(Run.open(path), split, data, progress)
-    if path.is_dir() or "://" in place:
-        return _of_index(place, data)
-    if not path.exists():
-        raise FileNotFoundError(f"no {path}: expected the folder of a run or of an index, or an .npz of embeddings")
-    loaded = Embeddings.load(path)
-    return Space(
-        path.name,
-        loaded,
-        open_image=_files_below(loaded.paths, (Path(), path.parent) if data is None else (data,)),
-        no_upload=OWN_FEATURES,
-    )
+NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
+Split = tuple[ImageList, ImageList]  # training and test images
 
 
-def _of_run(run: Run, split: str, data: Path | None, progress: Progress) -> Space:
-    """Images of a run's dataset, embedded by its network once and kept in its folder."""
-    recipe = run.recipe if data is None else run.recipe.changed({"data": str(data)})
-    kept, images = run.folder / f"embeddings-{split}.npz", None
-    loaded = Embeddings.load(kept) if kept.exists() else None
+def open_space(location: str, *, split: str, data: Path | None, progress: Progress) -> Space:
+    """A run, an .npz or an index; `data` is the folder of its images if they have moved."""
+    match kind_of(location, ("run", "embeddings", "index")):
+        case "run":
+            return _open_run(Model(location), split, data, progress)
+        case "index":
+            return _open_index(location, data)
+    path = Path(location)
+    embeddings = Embeddings.load(path)
+    open_one = _open_below(embeddings.paths, (Path(), path.parent) if data is None else (data,))
+    return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
+
+
+def _open_run(model: Model, split: str, data: Path | None, progress: Progress) -> Space:
+    """Images of a run's dataset, embedded once and cached in its folder."""
+    run = model.run
+    index, added = run_index(model, split, data=data, progress=progress)
+    if added.problems:
+        progress("skipped", 0, 0, f"{len(added.problems)} images that cannot be read")
+    embeddings = read_all(index)
     try:
-        both = build.load_images(recipe)
-        images = both[0 if split == "train" else 1]
+        both = build.load_images(run.recipe if data is None else run.recipe.changed({"data": str(data)}))
     except (OSError, ValueError) as error:
-        if loaded is None or loaded.model != run.model_id:
-            raise
         both = None
-        warnings.warn(f"the images of {run.folder} are not there, only what was kept of them: {error}", stacklevel=2)
-    if loaded is None or loaded.model != run.model_id:
+        warnings.warn(f"the images of {run.folder} are missing, only their embeddings are shown: {error}", stacklevel=2)
+    images = None if both is None else both[0 if split == "train" else 1]
+    names, numbers = embeddings.paths.tolist(), {}
+    if images is not None:
+        named = replace(images, root=Path(index.metadata["root"]))  # where they were when they were embedded
+        numbers = {item_name(named, path): number for number, path in enumerate(images.paths)}
+        paths = [images.paths[numbers[name]] if name in numbers else name for name in names]
+        embeddings = replace(embeddings, paths=np.array(paths))
 
-        def checked(done: int, total: int) -> None:
-            progress("checking images", done, total, "")
+    def open_listed(number: int) -> Image.Image:
+        if images is None or names[number] not in numbers:
+            raise FileNotFoundError(str(embeddings.paths[number]))
+        return images.open(numbers[names[number]])
 
-        every = cast(ImageList, images)
-        images = readable_images(every, skip_broken=recipe.skip_broken, progress=checked)
-        if broken := len(every) - len(images):
-            progress("skipped", 0, 0, f"{broken} images that cannot be read")
-        loaded = evaluator.embed_images(run, images, progress=progress)
-        try:
-            loaded.save(kept)
-        except OSError as error:
-            warnings.warn(f"the embeddings could not be kept, the next time takes as long: {error}", stacklevel=2)
     return Space(
         f"{run.folder.resolve().name}, {'training' if split == 'train' else 'test'} images",
-        loaded,
-        open_image=_of_list(images, loaded.paths),
-        embed_image=embedder(run),
-        proxies=_proxies(run, recipe, both, split),
+        embeddings,
+        open_image=open_listed,
+        embed_image=lambda image: model.encode([image])[0],
+        proxies=_load_proxies(model, both, embeddings),
     )
 
 
-def _of_index(place: str, data: Path | None) -> Space:
-    """All that an index holds; where it keeps the run that made it, that embeds uploads."""
-    from proxygml.retrieval import open_index
-
-    index = open_index(place)
-    blocks = list(index.blocks())
-    if not blocks:
-        raise ValueError(f"{index.location} holds nothing yet: proxygml index add fills it")
-    vectors, labels, paths = (
-        np.concatenate([getattr(block, part) for block in blocks]) for part in ("vectors", "labels", "paths")
-    )
-    loaded = Embeddings(vectors, labels, paths, class_names=blocks[0].class_names)
-    kept = index.model_folder()
-    run = None if kept is None else Run.open(kept)
+def _open_index(location: str, data: Path | None) -> Space:
+    """All items of an index; uploads are embedded by the run that it contains, if any."""
+    index = open_index(location)
+    embeddings, folder = read_all(index), index.model_folder()
+    model = None if folder is None else Model(folder)
     return Space(
         str(index.location),
-        loaded,
-        open_image=_files(loaded.paths, data or Path()),
-        embed_image=None if run is None else embedder(run),
-        no_upload=OWN_FEATURES,
-        proxies=None if run is None else _proxies(run, run.recipe, None, "test"),
+        embeddings,
+        open_image=_open_anywhere(embeddings.paths, data or Path()),
+        embed_image=None if model is None else lambda image: model.encode([image])[0],
+        no_upload=NO_UPLOAD,
+        proxies=None if model is None else _load_proxies(model, None, embeddings),
     )
 
 
-def embedder(run: Run) -> Callable[[Image.Image], np.ndarray]:
-    """From an image to its vector (D,) by the network of a run, which is loaded when it is first needed."""
-    loaded: list[build.Network] = []
-    lock = threading.Lock()
-
-    def embed(image: Image.Image) -> np.ndarray:
-        with lock:
-            if not loaded:
-                loaded.append(build.load_model(run))
-            crops = Crops(lambda _: image, np.zeros(1, int), size=run.recipe.image_size, test_crop=run.recipe.test_crop)
-            return embeddings.embed(loaded[0], crops, np.array(["upload"])).vectors[0]
-
-    return embed
-
-
-def _proxies(run: Run, recipe: Recipe, both: tuple[ImageList, ImageList] | None, split: str) -> Proxies | None:
-    """The proxies of the best epoch, if the paper's loss trained it and they were not spread over processes."""
-    state = run.load_best().get("loss", {})
+def _load_proxies(model: Model, both: Split | None, embeddings: Embeddings) -> Proxies | None:
+    """The proxies of the best epoch; None for another loss, or if they are spread over processes."""
+    recipe, state = model.recipe, model.run.load_best().get("loss", {})
     if recipe.loss != "proxygml" or "proxies" not in state:
         return None
     vectors = state["proxies"].float().numpy()  # (C, N, D)
-    classes = np.arange(len(vectors))
-    names = tuple(f"training class {number}" for number in classes)
-    if both is not None:
-        train_images = both[0]
-        # Which classes were trained on, by their number: those not held out.
-        numbered = replace(train_images, class_names=tuple(map(str, range(len(train_images.class_names)))))
-        trained = np.array([int(name) for name in hold_out(numbered, recipe.held_out)[0].class_names])
-        if len(trained) == len(vectors):  # with images left out, classes may be others
-            classes, names = trained, tuple(train_images.class_names[number] for number in trained)
-    labels = classes if split == "train" and both is not None else np.full(len(vectors), -1)
-    return Proxies(vectors, names, labels, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
+    names = () if both is None else hold_out(both[0], recipe.held_out)[0].class_names
+    if len(names) != len(vectors):  # images are missing, and classes with them
+        names = tuple(f"training class {number}" for number in range(len(vectors)))
+    labels = {name: label for label, name in enumerate(embeddings.class_names.tolist())}
+    own = np.array([labels.get(name, -1) for name in names])
+    return Proxies(vectors, names, own, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
 
 
-def _of_list(images: ImageList | None, paths: np.ndarray) -> Callable[[int], Image.Image]:
-    """Image i by its path among the images of a dataset, some of which may not have been embedded."""
-    place = {} if images is None else {path: number for number, path in enumerate(images.paths)}
-
-    def open_listed(number: int) -> Image.Image:
-        if images is None or (path := str(paths[number])) not in place:
-            raise FileNotFoundError(str(paths[number]))
-        return images.open(place[path])
-
-    return open_listed
-
-
-def _files(paths: np.ndarray, root: Path) -> Callable[[int], Image.Image] | None:
-    """Image i from the file that its path names; an index names photos anywhere. None where none of some is there."""
-    if not any((root / path).is_file() for path in _some(paths)):
+def _open_anywhere(paths: np.ndarray, root: Path) -> Callable[[int], Image.Image] | None:
+    """Opens image i by its path, anywhere on this machine; None if none of a sample of the files exists."""
+    if not any((root / path).is_file() for path in _sample(paths)):
         return None
     return lambda number: open_image(root / str(paths[number]))
 
 
-def _files_below(paths: np.ndarray, roots: Iterable[Path]) -> Callable[[int], Image.Image] | None:
-    """As `_files`, but none outside the first root below which some are: whoever sent an .npz does not choose.
+def _open_below(paths: np.ndarray, roots: Iterable[Path]) -> Callable[[int], Image.Image] | None:
+    """Opens image i below the first root that contains some of the files, and never a file outside it.
 
-    None where none of some images is there.
+    An .npz may come from someone else, who must not choose which files are shown. None if no root contains any.
     """
-    some = _some(paths)
-    root = next((root for root in roots if any((file := _below(root, path)) and file.is_file() for path in some)), None)
+    sample = _sample(paths)
+    root = next(
+        (root for root in roots if any((file := _below(root, path)) and file.is_file() for path in sample)), None
+    )
     if root is None:
         return None
-    if not all(_below(root, path) for path in some):
+    if not all(_below(root, path) for path in sample):
         outside = f"images outside {root.absolute()} are not shown"
-        warnings.warn(f"{outside}: name the folder that holds them with --data", stacklevel=2)
+        warnings.warn(f"{outside}: name the folder that contains them with --data", stacklevel=2)
 
     def open_below(number: int) -> Image.Image:
         if (file := _below(root, str(paths[number]))) is None:
@@ -178,10 +128,10 @@ def _files_below(paths: np.ndarray, roots: Iterable[Path]) -> Callable[[int], Im
 
 
 def _below(root: Path, path: str) -> Path | None:
-    """The file that a path names, unless it lies outside `root` once links are followed."""
+    """The file at a path below `root`; None if it is outside once links are followed."""
     file = (root / path).resolve()
     return file if file.is_relative_to(root.resolve()) else None
 
 
-def _some(paths: np.ndarray) -> list[str]:
+def _sample(paths: np.ndarray) -> list[str]:
     return [str(path) for path in paths[:: max(1, len(paths) // 20)]]

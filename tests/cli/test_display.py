@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from proxygml.cli.display import PlainConsole, drawn_progress, in_one_line, messages, output, spelled_out
+from proxygml.cli.display import PlainConsole, escape_control, in_one_line, messages, output, show_progress
 from proxygml.cli.search import search, show_hits
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Hit
@@ -16,11 +16,11 @@ HOSTILE = "[red]a[/red]:smile:\x1b[2J\x07\x9b31m\u202egpj.exe"
 SHOWN = "[red]a[/red]:smile:\\x1b[2J\\x07\\x9b31m\\u202egpj.exe"
 
 
-def test_what_a_terminal_would_obey_is_spelled_out() -> None:
-    assert spelled_out(HOSTILE) == SHOWN
-    assert spelled_out("a name that is no text: \udcff") == "a name that is no text: \\udcff"
+def test_what_a_terminal_would_obey_is_escape_control() -> None:
+    assert escape_control(HOSTILE) == SHOWN
+    assert escape_control("a name that is no text: \udcff") == "a name that is no text: \\udcff"
     kept = "caf\u00e9 \u732b \u05d0\u05d1 \U0001f469\u200d\U0001f52c\nnext\tline"
-    assert spelled_out(kept) == kept
+    assert escape_control(kept) == kept
 
 
 def test_a_name_cannot_pretend_to_be_a_line() -> None:
@@ -42,7 +42,7 @@ def test_a_console_shows_texts_and_cells_of_tables_as_they_are(capsys: pytest.Ca
 
 
 def test_hits_are_shown_as_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
-    show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5), Hit("b\nc", "d", 1.0)]], similar=False)
+    show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5), Hit("b\nc", "d", 1.0)]], unit_length=False)
     shown = capsys.readouterr().out
     assert shown.count(SHOWN) == 3
     assert "[bold]" in shown
@@ -65,7 +65,7 @@ def test_notes_of_progress_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(messages, "_file", drawn)  # `file` would stay what it is now
     monkeypatch.setattr(messages, "_force_terminal", True)
     monkeypatch.setattr(messages, "_width", 300)
-    with drawn_progress() as progress:
+    with show_progress() as progress:
         progress("[red]working", 1, 2, HOSTILE)
         progress("skipped", 0, 0, HOSTILE)
     assert drawn.getvalue().count(SHOWN) >= 2

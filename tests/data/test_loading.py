@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.utils.data import DataLoader
 
-from proxygml.cli.stopping import told_to_go_on
+from proxygml.cli.stopping import resume_hint
 from proxygml.data.loading import WorkerKilledError, load_batches
 
 
@@ -57,10 +57,10 @@ def test_killed_worker_ends_the_others() -> None:
 
 
 def test_how_to_resume_is_reported() -> None:
-    said = r"was killed .*\. When that is mended, give it again"
-    with pytest.raises(WorkerKilledError, match=said), told_to_go_on(lambda: "give it again"):
+    said = r"was killed .*\. When that is fixed, give it again"
+    with pytest.raises(WorkerKilledError, match=said), resume_hint(lambda: "give it again"):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-    with pytest.raises(KeyboardInterrupt, match="give it again"), told_to_go_on(lambda: "give it again"):
+    with pytest.raises(KeyboardInterrupt, match="give it again"), resume_hint(lambda: "give it again"):
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
-    with pytest.raises(RuntimeError, match=r"^another$"), told_to_go_on(lambda: "give it again"):
+    with pytest.raises(RuntimeError, match=r"^another$"), resume_hint(lambda: "give it again"):
         raise RuntimeError("another")

@@ -22,7 +22,7 @@ from proxygml.training.run import Run
 
 ON = "omniglot-sop"
 WORK = Path("runs/quick")
-GO_ON = "When that is mended, the same command goes on"
+GO_ON = "When that is fixed, the same command goes on"
 EPOCHS = 4
 ROWS = {  # ratios of an experiment's rows
     "first": {"a": 0.5, "b": 1.0},

@@ -1,4 +1,4 @@
-"""What can be looked at: a run, an .npz of embeddings, an index."""
+"""Runs, .npz files and indexes as spaces."""
 
 import shutil
 import warnings
@@ -11,9 +11,12 @@ from PIL import Image
 
 from proxygml.data.splits import hold_out
 from proxygml.embeddings import Embeddings
-from proxygml.server.opening import embedder, open_space
+from proxygml.files import UnwritableError
+from proxygml.model import Model
+from proxygml.retrieval import Index
+from proxygml.server.opening import open_space
 from proxygml.server.space import Space
-from proxygml.training import build, evaluator
+from proxygml.training import build
 from proxygml.training.run import Run
 
 
@@ -28,7 +31,7 @@ def opened(path: Path, *, split: str = "test", data: Path | None = None, told: l
 @pytest.fixture
 def run(trained_run: Run, tmp_path: Path) -> Run:
     """A run of one's own."""
-    shutil.copytree(trained_run.folder, tmp_path / "run")
+    shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
     return Run.open(tmp_path / "run")
 
 
@@ -36,8 +39,10 @@ def test_a_run_is_embedded_once_and_kept_in_its_folder(run: Run) -> None:
     told = []
     first = opened(run.folder, told=told)
     assert "embedding" in told
-    kept = Embeddings.load(run.folder / "embeddings-test.npz")
-    np.testing.assert_array_equal(kept.vectors, evaluator.embed_images(run, build.load_images(run.recipe)[1]).vectors)
+    expected = Model(run).embed(build.load_images(run.recipe)[1])
+    np.testing.assert_array_equal(first.vectors, expected.vectors)
+    assert first.paths == expected.paths.tolist()
+    assert len(Index.open(run.folder / "index")) == len(first)
     told.clear()
     again = opened(run.folder, told=told)
     assert told == []
@@ -45,12 +50,22 @@ def test_a_run_is_embedded_once_and_kept_in_its_folder(run: Run) -> None:
 
 
 def test_what_another_network_made_is_not_shown(run: Run) -> None:
-    opened(run.folder)
-    kept = Embeddings.load(run.folder / "embeddings-test.npz")
-    Embeddings(kept.vectors * 0, kept.labels, kept.paths, kept.class_names, "another").save(
-        run.folder / "embeddings-test.npz"
-    )
+    with_zeros = Embeddings(np.zeros((1, 128)), np.zeros(1, int), np.array(["a"]), model="another")
+    other = Index.create(run.folder / "index", dim=128, model="another")
+    other.add(with_zeros)
+    other.set_metadata("complete", "yes")
+    other.close()
     assert opened(run.folder).unit
+
+
+def test_images_of_a_run_that_moved(run: Run, photos: Path) -> None:
+    recipe = run.recipe.changed({"dataset": "folder", "data": str(photos / "photos"), "classes": None})
+    (run.folder / "recipe.json").write_text(recipe.changed({"test_fraction": 0.34, "held_out": 0}).to_json())
+    first = opened(run.folder)
+    shutil.move(photos / "photos", photos / "moved")
+    space = opened(run.folder, data=photos / "moved")
+    assert space.paths == first.paths
+    assert size_of(space, 0) == (300, 200)
 
 
 def test_the_images_of_a_run_are_its_own_and_an_upload_lands_on_itself(run: Run) -> None:
@@ -88,22 +103,22 @@ def test_a_run_whose_images_are_gone_is_shown_from_what_was_kept(run: Run, monke
         raise FileNotFoundError("no photos")
 
     monkeypatch.setattr(build, "load_images", gone)
-    with pytest.warns(UserWarning, match="are not there, only what was kept of them: no photos"):
+    with pytest.warns(UserWarning, match="are missing, only their embeddings are shown: no photos"):
         space = opened(run.folder)
     with pytest.raises(FileNotFoundError):
         space.open_image(0)
     assert space.proxies.class_names[0] == "training class 0"
-    (run.folder / "embeddings-test.npz").unlink()
+    shutil.rmtree(run.folder / "index")
     with pytest.raises(FileNotFoundError, match="no photos"):
         opened(run.folder)
 
 
 def test_a_folder_that_cannot_be_written_to_is_only_slower(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Embeddings, path: Path) -> None:
-        raise OSError("no space left")
+    def full(folder: Path) -> None:
+        raise UnwritableError("no space left")
 
-    monkeypatch.setattr(Embeddings, "save", full)
-    with pytest.warns(UserWarning, match="could not be kept, the next time takes as long: no space left"):
+    monkeypatch.setattr("proxygml.model.build_lock", full)
+    with pytest.warns(UserWarning, match="no space left: the embeddings are not kept"):
         assert len(opened(run.folder))
 
 
@@ -116,7 +131,7 @@ def test_an_npz_finds_its_images_beside_it_or_where_it_is_told(photos: Path, mon
     space = opened(photos / "vectors.npz", data=photos / "photos")
     assert size_of(space, 0) == (300, 200)
     assert space.embed_image is None
-    assert "without the network" in space.no_upload
+    assert "without their network" in space.no_upload
     assert opened(photos / "vectors.npz").open_image is None  # nothing there has such a path
     shutil.move(photos / "vectors.npz", photos / "photos" / "vectors.npz")
     assert size_of(opened(photos / "photos" / "vectors.npz"), 5) == (300, 200)
@@ -130,7 +145,7 @@ def test_an_npz_that_was_sent_shows_no_file_outside_its_folder(photos: Path) -> 
     (folder / "link.png").symlink_to(secret)
     names = np.array(["red/0.jpg", "../secret.png", str(secret), "link.png", str(folder / "red/1.jpg")])
     np.savez(folder / "sent.npz", vectors=np.eye(5), labels=np.arange(5), paths=names)
-    with pytest.warns(UserWarning, match="are not shown: name the folder that holds them with --data"):
+    with pytest.warns(UserWarning, match="are not shown: name the folder that contains them with --data"):
         space = opened(folder / "sent.npz")
     assert size_of(space, 0) == size_of(space, 4) == (300, 200)
     for number in (1, 2, 3):
@@ -153,7 +168,7 @@ def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "expected the folder of a run or of an index, or an .npz"),
+        (lambda path: None, "does not exist: expected the folder of a run, an .npz"),
         (lambda path: path.write_text("hello"), "does not contain embeddings"),
         (lambda path: np.savez(path.open("wb"), vectors=np.full((2, 2), np.nan), labels=np.arange(2)), "hold NaN"),
         (lambda path: np.savez(path.open("wb"), vectors=np.empty((0, 2)), labels=np.arange(0)), "holds no vectors"),
@@ -171,11 +186,11 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, make: Callable[[Path],
 
 def test_an_index_shows_what_it_holds_and_embeds_with_the_run_it_keeps(run: Run, tmp_path: Path) -> None:
     index = pytest.importorskip("proxygml.retrieval", reason="the index is not here yet")
-    rows = evaluator.embed_images(run, build.load_images(run.recipe)[1])
-    with pytest.raises(FileNotFoundError, match="not an index"):
+    rows = Model(run).embed(build.load_images(run.recipe)[1])
+    with pytest.raises(ValueError, match=r"a folder without recipe\.json or items\.sqlite"):
         opened(tmp_path)
     made = index.create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
-    with pytest.raises(ValueError, match="holds nothing yet"):
+    with pytest.raises(ValueError, match="is empty: add to it"):
         opened(tmp_path / "index")
     made.add(rows)
     space = opened(tmp_path / "index")
@@ -194,4 +209,4 @@ def test_an_untrained_run_says_what_to_do(run: Run) -> None:
     with pytest.raises(FileNotFoundError, match="train it first"):
         opened(run.folder)
     with pytest.raises(FileNotFoundError, match="train it first"):
-        embedder(run)(None)
+        Model(run).encode([Image.new("RGB", (40, 40))])

@@ -12,8 +12,9 @@ from proxygml import backbones
 from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
 from proxygml.data.images import FeatureCrops
+from proxygml.model import Model
 from proxygml.paper.running import summary
-from proxygml.training import build, evaluator, features
+from proxygml.training import build, features
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run, load_checkpoint
 from proxygml.training.trainer import resume, train
@@ -164,8 +165,8 @@ def test_every_epoch_draws_other_crops_and_a_test_takes_the_center() -> None:
 def test_the_run_embeds_a_photo_to_the_same_vector_as_its_features(recipe: Recipe, tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run")
     images = featured(recipe)
-    by_features = evaluator.embed_images(run, images).vectors
-    by_photos = evaluator.embed_images(run, replace(images, features=None)).vectors
+    by_features = Model(run).embed(images).vectors
+    by_photos = Model(run).embed(replace(images, features=None)).vectors
     np.testing.assert_allclose(by_features, by_photos, atol=1e-3)
     assert np.ptp(by_photos, axis=0).max() > 0.1  # which differ from photo to photo
 

@@ -22,6 +22,7 @@ from proxygml.data.cache import Cache
 from proxygml.data.splits import hold_out
 from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
+from proxygml.model import Model
 from proxygml.paper import running
 from proxygml.training import build, evaluator, loop, monitor, trainer
 from proxygml.training.build import load_images, load_model
@@ -231,7 +232,7 @@ class TestAStoppedRun:
         process.send_signal(how)
         _, errors = process.communicate(timeout=250)
         assert process.returncode == (130 if how == signal.SIGTERM else -how)
-        said = f"stopped: go on with: python -m proxygml train --resume {tmp_path / 'killed'}"
+        said = f"stopped: continue with: python -m proxygml train --resume {tmp_path / 'killed'}"
         assert errors.splitlines()[1:] == ([said] if how == signal.SIGTERM else [])  # after the name of the folder
         assert len(Run.open(tmp_path / "killed").log) < 6
         self.assert_resumed_equals(whole, tmp_path / "killed")
@@ -244,7 +245,7 @@ class TestAStoppedRun:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 1
         (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-        assert re.search(rf"could not write .*\. When that is mended, go on with: .* train --resume {folder}", line)
+        assert re.search(rf"could not write .*\. When that is fixed, continue with: .* train --resume {folder}", line)
         assert "Traceback" not in errors
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".lock"]
         assert 1 <= len(load_checkpoint(folder / "last.pt")["log"]) < 6
@@ -292,7 +293,7 @@ class TestHeldOutClasses:
         assert any(not torch.equal(best[name], last[name]) for name in best)
         for name, weights in load_model(run).state_dict().items():
             assert torch.equal(weights, best[name])
-        again = evaluator.embed_images(run, test_images)
+        again = Model(run).embed(test_images)
         assert genuine(again.vectors, again.labels).to_json() == run.scores["trained"]
 
     def test_can_be_left_out_so_that_the_last_epoch_stays(self, tiny: Recipe, tmp_path: Path) -> None:
