@@ -179,14 +179,14 @@ def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progr
     """
     added = Added()
     for start in range(0, len(images), BLOCK):
-        block = images.only(np.arange(start, min(start + BLOCK, len(images))))
+        block = images.select(np.arange(start, min(start + BLOCK, len(images))))
         names = [item_name(block, path) for path in block.paths]
         existing = index.contains([name for name in names if is_text(name)])
         missing = np.array([place for place, name in enumerate(names) if name not in existing], np.int64)
         added.existing += len(names) - len(missing)
         if not len(missing):
             continue
-        block = block.only(missing)
+        block = block.select(missing)
         problems = {problem.index: problem for problem in find_problems(block, decode=True)}
         for place, path in enumerate(block.paths):
             if not is_text(path):
