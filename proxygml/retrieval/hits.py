@@ -1,12 +1,15 @@
 """Search results, and the fraction of the true nearest neighbors among them."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import faiss
 import numpy as np
 
 from proxygml.embeddings import Embeddings
+
+if TYPE_CHECKING:
+    from proxygml.retrieval import AnyIndex
 
 
 class Hit(NamedTuple):
@@ -22,17 +25,7 @@ class Hit(NamedTuple):
         return 1 - self.distance**2 / 2
 
 
-class Searchable(Protocol):
-    """What `measure_recall` needs of an index."""
-
-    def __len__(self) -> int: ...
-
-    def blocks(self) -> Iterator[Embeddings]: ...
-
-    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]: ...
-
-
-def measure_recall(index: Searchable, count: int, queries: int) -> float:
+def measure_recall(index: "AnyIndex", count: int, queries: int) -> float:
     """The fraction of the `count` true nearest neighbors of some of an index's own items that its search finds.
 
     An item is not its own neighbor. A hit as near as the last of the true neighbors counts as found.

@@ -61,7 +61,7 @@ def suggest_kind(count: int, dim: int) -> str:
 
 
 class PostgresIndex:
-    """`create` or `open` it, then `add`, `remove` and `search`; processes and threads may share it."""
+    """An index in PostgreSQL; methods without a docstring behave as those of `Index`."""
 
     def __init__(self, url: IndexURL) -> None:
         self.url, self.location = url, str(url)
@@ -77,7 +77,6 @@ class PostgresIndex:
 
     @classmethod
     def create(cls, url: str, *, dim: int, model: str = "", kind: str = "exact") -> "PostgresIndex":
-        """An empty index of vectors (M, dim) from the model with this id."""
         if kind not in KINDS:
             raise ValueError(f"expected a kind of index in PostgreSQL among {', '.join(KINDS)}, got {kind!r}")
         max_dim = MAX_HNSW_DIM if kind == "hnsw" else MAX_DIM
@@ -102,7 +101,6 @@ class PostgresIndex:
 
     @classmethod
     def open(cls, url: str) -> "PostgresIndex":
-        """An existing index."""
         return cls(IndexURL.parse(url))
 
     def __len__(self) -> int:
@@ -110,12 +108,10 @@ class PostgresIndex:
 
     @property
     def class_names(self) -> np.ndarray:
-        """Names (C,) of all classes, including those of removed items."""
         return np.array([name for (name,) in self._rows("SELECT name FROM classes ORDER BY id")], str)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """dim, model, kind, unit_length (1 or 0), version, and what `set_metadata` added."""
         with one_line_errors(self.location):
             if not index_exists(self._connection, self.url.name):
                 raise FileNotFoundError(f"no index at {self.location}: `proxygml index build` makes one")
@@ -127,12 +123,10 @@ class PostgresIndex:
             connection.execute(upsert, [name, value])
 
     def contains(self, paths: Sequence[str]) -> set[str]:
-        """The subset of the paths that are in the index."""
         wanted = [validation.check_text(str(path)) for path in paths]
         return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [wanted])}
 
     def add(self, embeddings: Embeddings) -> int:
-        """Add the items with new paths in one transaction; returns their number."""
         validation.check_model(embeddings.model, self.model, self.location)
         unit_length, row = True, 0
         with self._transaction() as connection, connection.cursor() as cursor:
@@ -157,7 +151,6 @@ class PostgresIndex:
         return added
 
     def remove(self, paths: Sequence[str]) -> int:
-        """Remove items by path in one transaction; returns their number."""
         wanted = [validation.check_text(str(path)) for path in paths]
         with self._transaction() as connection:
             select = "SELECT path FROM items WHERE path = ANY(%b) ORDER BY path FOR UPDATE"
@@ -167,7 +160,6 @@ class PostgresIndex:
         return len(contained)
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
-        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer."""
         vectors = validation.check_vectors(vectors, self.dim, self.location)
         validation.check_count(count)
         results: list[list[Hit]] = [[] for _ in vectors]
@@ -204,7 +196,6 @@ class PostgresIndex:
                     )
 
     def recall(self, count: int = 10, queries: int = 200) -> float:
-        """The fraction of the true nearest neighbors of some of its own items that `search` finds."""
         return measure_recall(self, count, queries)
 
     def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:

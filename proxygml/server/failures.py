@@ -1,94 +1,85 @@
-"""Which images are found badly, and which classes are taken for each other.
+"""Images with neighbors of other classes, and the pairs of classes that are confused.
 
-Axes: M images, C classes, B images of one block, K neighbors; R is as many others as the class of an image has.
+Axes: M images, C classes, B images of a block, K neighbors; R is the number of other images in an image's class.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from proxygml.server.jobs import Report
 from proxygml.server.space import Space
 
-DEPTH = 100  # K: neighbors of each image that are looked at
-BLOCK = 2048  # images at a time; faiss takes several times longer for fewer
-MOST_PAIRS = 200  # of classes that are told
+DEPTH = 100  # K
+BLOCK = 2048  # images at a time; with fewer, faiss takes several times longer
+MAX_PAIRS = 200  # of classes
 
 
 class Confusion(NamedTuple):
-    """Two classes that are taken for each other."""
+    """Two confused classes."""
 
     first: int
     second: int
-    # Images of the one among the R nearest of images of the other; it hides the method `count` of tuples.
+    # Images of one class among the R nearest of the other's. It hides the method `count` of tuples.
     count: int  # type: ignore[assignment]
-    share: float  # of all that could be: the R nearest of every image of both
+    fraction: float  # of the R nearest of all images of both classes
 
 
 class Failures(NamedTuple):
-    """How each image is found by its own class."""
+    """How well each image retrieves its own class."""
 
     nearest: np.ndarray  # (M, K)
-    first_right: np.ndarray  # (M,): rank of the first of the same class; K + 1: none among K; 0: the class has no other
-    wrong_share: np.ndarray  # (M,): of other classes among the R nearest (at most K); 0 where R is
-    confusions: list[Confusion]  # the worst first
+    first_right: np.ndarray  # (M,): rank of the first of the same class; K + 1: none among K; 0: it has no other image
+    wrong_fraction: np.ndarray  # (M,): of the R nearest (at most K), how many are of other classes; 0 if R is 0
+    confusions: list[Confusion]  # highest fraction first
 
     @property
     def recall_at_1(self) -> float:
-        """The share of images whose nearest is of their class; one without another of its class is a miss."""
+        """Recall@1; an image without another of its class is a miss."""
         return float((self.first_right == 1).mean())
 
-    def worst(self, by: str) -> np.ndarray:
-        """All images (M,), the worst found first: `by` rank of the first right one, or share of wrong ones."""
-        rank, share = self.first_right, self.wrong_share
-        return np.lexsort((-share, -rank) if by == "rank" else (-rank, -share))
+    def worst_first(self, order: str) -> np.ndarray:
+        """All images (M,) by `first_right` (order "rank") or by `wrong_fraction` ("fraction"), descending."""
+        rank, fraction = -self.first_right, -self.wrong_fraction
+        return np.lexsort((fraction, rank) if order == "rank" else (rank, fraction))
 
 
-def find_failures(space: Space, report: Callable[[int, int], None]) -> Failures:
-    """Every image searched among all others; `report` is told (done, M) after every block and may raise to end it."""
+def find_failures(space: Space, report: Report) -> Failures:
+    """Search each image among all others; calls report(done, M) after every block."""
     depth = min(DEPTH, len(space) - 1)
     others = space.class_sizes[space.classes] - 1  # (M,): R
     nearest = np.empty((len(space), depth), np.int32)
-    first_right, wrong_share = np.zeros(len(space), np.int32), np.zeros(len(space), np.float32)
-    keys, counts = [], []
+    first_right, wrong_fraction = np.zeros(len(space), np.int32), np.zeros(len(space), np.float32)
+    num_classes = len(space.class_sizes)
+    counts: dict[int, int] = {}  # by first * C + second
     for start in range(0, len(space), BLOCK):
         images = np.arange(start, min(start + BLOCK, len(space)))
         nearest[images] = space.nearest_others(images, depth)[0]
-        found, own = space.classes[nearest[images]], space.classes[images][:, None]  # (B, K), (B, 1)
-        right = found == own
+        classes, own = space.classes[nearest[images]], space.classes[images][:, None]  # (B, K), (B, 1)
+        right = classes == own
         first = np.where(right.any(axis=1), right.argmax(axis=1) + 1, depth + 1) if depth else 0  # (B,)
         first_right[images] = np.where(others[images] > 0, first, 0)
         wrong = ~right & (np.arange(depth) < others[images][:, None])  # (B, K): among the R nearest
-        wrong_share[images] = wrong.sum(axis=1) / np.maximum(np.minimum(others[images], depth), 1)
-        row, column = wrong.nonzero()
-        pair = np.stack([found[row, column], own[row, 0]])
-        key, count = np.unique(pair.min(axis=0) * len(space.class_sizes) + pair.max(axis=0), return_counts=True)
-        keys.append(key)
-        counts.append(count)
+        wrong_fraction[images] = wrong.sum(axis=1) / np.maximum(np.minimum(others[images], depth), 1)
+        keys = np.minimum(classes, own) * num_classes + np.maximum(classes, own)  # (B, K)
+        for key, count in zip(*(values.tolist() for values in np.unique(keys[wrong], return_counts=True)), strict=True):
+            counts[key] = counts.get(key, 0) + count
         report(int(images[-1]) + 1, len(space))
-    slots = np.bincount(space.classes, weights=np.minimum(others, depth))  # (C,)
-    confusions = _worst_pairs(np.concatenate(keys), np.concatenate(counts), slots)
-    return Failures(nearest, first_right, wrong_share, confusions)
+    neighbors = np.bincount(space.classes, weights=np.minimum(others, depth)).tolist()  # of all images of a class
+    confusions = []
+    for key, count in sorted(counts.items()):
+        first, second = divmod(key, num_classes)
+        confusions.append(Confusion(first, second, count, count / (neighbors[first] + neighbors[second])))
+    confusions.sort(key=lambda pair: (-pair.fraction, -pair.count))
+    return Failures(nearest, first_right, wrong_fraction, confusions[:MAX_PAIRS])
 
 
-def _worst_pairs(keys: np.ndarray, counts: np.ndarray, slots: np.ndarray) -> list[Confusion]:
-    """Pairs by the share of their slots (C,) that the other takes; a key is first * C + second, and may repeat."""
-    pairs, place = np.unique(keys, return_inverse=True)
-    totals = np.bincount(place, weights=counts, minlength=len(pairs)).astype(int)
-    first, second = np.divmod(pairs, len(slots))
-    shares = totals / np.maximum(slots[first] + slots[second], 1)
-    order = np.lexsort((-totals, -shares))[:MOST_PAIRS]
-    return [Confusion(int(first[i]), int(second[i]), int(totals[i]), float(shares[i])) for i in order]
-
-
-def mistaken(space: Space, failures: Failures, first: int, second: int) -> list[tuple[int, int, int]]:
-    """Where two classes are taken for each other: image, the wrong one among its R nearest, its rank; nearest first."""
-    found = []
+def list_confused(space: Space, failures: Failures, first: int, second: int) -> list[tuple[int, int, int]]:
+    """(image, neighbor, rank) for each neighbor of the other of two classes among the R nearest, by rank."""
+    confused = []
     for own, other in ((first, second), (second, first)):
         images = np.flatnonzero(space.classes == own)
-        depth = min(len(images) - 1, failures.nearest.shape[1])
-        row, column = (space.classes[failures.nearest[images, :depth]] == other).nonzero()
-        found += [
-            (int(images[r]), int(failures.nearest[images[r], c]), int(c) + 1) for r, c in zip(row, column, strict=True)
-        ]
-    return sorted(found, key=lambda entry: (entry[2], entry[0]))
+        nearest = failures.nearest[images, : len(images) - 1]  # (images, up to R)
+        for row, column in np.argwhere(space.classes[nearest] == other).tolist():
+            confused.append((int(images[row]), int(nearest[row, column]), column + 1))
+    return sorted(confused, key=lambda entry: (entry[2], entry[0]))

@@ -1,6 +1,6 @@
-"""The space in two dimensions: main directions at once, t-SNE or UMAP in another process.
+"""Vectors as points in two dimensions: PCA at once, t-SNE or UMAP in another process.
 
-Axes: M points (images, and after them proxies), D embedding.
+Axes: M points (images, then proxies), D embedding.
 """
 
 import importlib.util
@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -19,91 +18,83 @@ import numpy as np
 
 from proxygml.server.jobs import Report
 
-MOST_FOR_TSNE = 20_000  # points; beyond, t-SNE takes more than minutes, and others are placed beside these
-WIDTH = 50  # main directions that t-SNE and UMAP begin with
-ITERATIONS = 1000  # of t-SNE, scikit-learn's own default
-LOOK = 0.2  # seconds between two looks whether the work is still wanted
+MAX_TSNE_POINTS = 20_000  # more would take t-SNE many minutes; the others are interpolated
+REDUCED_DIM = 50  # principal components that t-SNE and UMAP start from
+TSNE_ITERATIONS = 1000  # scikit-learn's default
+POLL_SECONDS = 0.2
 
 
 def layouts() -> dict[str, str]:
-    """The ways to draw a map, each with the reason why it is not to be had here, or an empty text."""
-    missing = "" if importlib.util.find_spec("umap") else "pip install umap-learn"
-    return {"pca": "", "tsne": "", "umap": missing}
+    """The available layouts, each with how to install it, or an empty string if it is installed."""
+    return {"pca": "", "tsne": "", "umap": "" if importlib.util.find_spec("umap") else "pip install umap-learn"}
 
 
-def main_directions(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Vectors (M, D) along the directions in which they vary most: (M, count); zeros where there are no more."""
+def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
+    """Vectors (M, D) on their first principal components: (M, count), zeros beyond D."""
     centered = vectors - vectors.mean(axis=0)
-    _, directions = np.linalg.eigh(centered.T @ centered)  # (D, D); ascending
-    kept = directions[:, ::-1][:, :count]
-    # A direction and its opposite are the same one: the entry that is largest is made positive.
-    kept = kept * np.where(kept[np.abs(kept).argmax(axis=0), np.arange(kept.shape[1])] < 0, -1, 1)
-    return np.pad(centered @ kept, [(0, 0), (0, count - kept.shape[1])]).astype(np.float32)
+    _, axes = np.linalg.eigh(centered.T @ centered)  # (D, D); ascending
+    axes = axes[:, ::-1][:, :count]
+    # The sign of an axis is arbitrary: make its largest entry positive.
+    axes = axes * np.where(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])] < 0, -1, 1)
+    return np.pad(centered @ axes, [(0, 0), (0, count - axes.shape[1])]).astype(np.float32)
 
 
 def draw(layout: str, vectors: np.ndarray, report: Report) -> np.ndarray:
     """Vectors (M, D) as points (M, 2) within -1..1."""
-    if layout == "pca" or len(vectors) < 4 or not np.ptp(vectors, axis=0).any():  # too few or all equal: as they are
-        return fitted(main_directions(vectors, 2))
-    reduced = main_directions(vectors, min(WIDTH, max(vectors.shape[1], 2)))  # (M, up to 50)
-    most = MOST_FOR_TSNE if layout == "tsne" else len(reduced)
-    chosen = np.sort(np.random.default_rng(0).permutation(len(reduced))[:most])
-    points = in_another_process(layout, reduced[chosen], report)  # (most, 2)
-    return fitted(_place_beside(points, chosen, reduced))
+    if layout == "pca" or len(vectors) < 4 or not np.ptp(vectors, axis=0).any():  # t-SNE fails on few or equal vectors
+        return scale_to_square(principal_components(vectors, 2))
+    reduced = principal_components(vectors, min(REDUCED_DIM, max(vectors.shape[1], 2)))  # (M, up to 50)
+    max_points = MAX_TSNE_POINTS if layout == "tsne" else len(reduced)
+    sample = np.sort(np.random.default_rng(0).permutation(len(reduced))[:max_points])
+    points = np.empty((len(reduced), 2), np.float32)
+    points[sample] = run_in_process(layout, reduced[sample], report)
+    rest = np.setdiff1d(np.arange(len(reduced)), sample)
+    if len(rest):  # between their three nearest, weighted by inverse squared distance
+        squared, nearest = faiss.knn(reduced[rest], reduced[sample], 3)  # (rest, 3) each
+        weights = 1 / np.maximum(squared, 1e-9)
+        weights /= weights.sum(axis=1, keepdims=True)
+        points[rest] = (points[sample][nearest] * weights[:, :, None]).sum(axis=1)
+    return scale_to_square(points)
 
 
-def fitted(points: np.ndarray) -> np.ndarray:
-    """Points (M, 2) moved and scaled into -1..1; both axes alike, since distances are what a map shows."""
+def scale_to_square(points: np.ndarray) -> np.ndarray:
+    """Points (M, 2) moved and scaled into -1..1, both axes alike."""
     low, high = points.min(axis=0), points.max(axis=0)
     half = max(float((high - low).max()) / 2, 1e-12)
     return ((points - (low + high) / 2) / half).astype(np.float32)
 
 
-def _place_beside(points: np.ndarray, chosen: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """All vectors (M, D) on a map of some: those not chosen between their three nearest that are, nearer to nearer."""
-    every = np.empty((len(vectors), 2), np.float32)
-    every[chosen] = points
-    rest = np.setdiff1d(np.arange(len(vectors)), chosen)
-    if len(rest):
-        index = faiss.IndexFlatL2(vectors.shape[1])
-        index.add(np.ascontiguousarray(vectors[chosen]))
-        squared, found = index.search(np.ascontiguousarray(vectors[rest]), 3)  # (rest, 3)
-        weights = 1 / np.maximum(squared, 1e-9)
-        every[rest] = (points[found] * (weights / weights.sum(axis=1, keepdims=True))[:, :, None]).sum(axis=1)
-    return every
-
-
-def in_another_process(layout: str, vectors: np.ndarray, report: Report) -> np.ndarray:
-    """What `tsne` or `umap` gives; the process is ended as soon as `report` raises."""
-    context = multiprocessing.get_context("spawn")  # a copy of a process with threads may hang
-    ours, theirs = context.Pipe(duplex=False)
-    # In a file: what is handed to a process itself has to wait until it has begun, and nothing could end it meanwhile.
+def run_in_process(layout: str, vectors: np.ndarray, report: Report) -> np.ndarray:
+    """t-SNE or UMAP of vectors (M, D) in another process, which ends as soon as `report` raises: (M, 2)."""
+    context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
+    receiver, sender = context.Pipe(duplex=False)
+    # In a file: start() would wait until the process has read its arguments, and nothing could cancel it meanwhile.
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
         np.save(file, vectors)
         file.flush()
-        process = context.Process(target=_work, args=(layout, file.name, theirs), daemon=True)
-        # Ctrl-C goes to all processes of a terminal; this one is not to hear it, since we end it. What keeps a list of
-        # resources is begun first: whoever begins it hears Ctrl-C afterwards.
+        process = context.Process(target=_work, args=(layout, file.name, sender), daemon=True)
+        # A terminal sends Ctrl-C to all its processes; block it in this one, which we end ourselves. The resource
+        # tracker must run before: starting it unblocks the signal.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        sender.close()
         try:
-            return _result(process, ours, report)
+            return _receive(process, receiver, report)
         finally:
             process.terminate()
             process.join()
-            ours.close()
+            receiver.close()
 
 
-def _result(process: BaseProcess, connection: Connection, report: Report) -> np.ndarray:
-    """What a process sends in the end; what it tells before is passed on to `report`."""
+def _receive(process: BaseProcess, connection: Connection, report: Report) -> np.ndarray:
+    """The points that a process sends after its progress."""
     done, total = 0, 0
     try:
         while True:
             report(done, total)
-            if not connection.poll(LOOK):
+            if not connection.poll(POLL_SECONDS):
                 continue
             kind, value = connection.recv()
             if kind == "points":
@@ -117,12 +108,8 @@ def _result(process: BaseProcess, connection: Connection, report: Report) -> np.
 
 
 def _work(layout: str, file: str, connection: Connection) -> None:
-    """In the other process: sends ("progress", (done, total)), then ("points", (M, 2)) or ("error", text)."""
-
-    def told(done: int, total: int) -> None:
-        connection.send(("progress", (done, total)))
-
-    sys.stdout = sys.stderr = Listener(told)
+    """In the other process: send ("progress", (done, total)), then ("points", (M, 2)) or ("error", text)."""
+    sys.stdout = sys.stderr = ProgressStream(connection)
     try:
         connection.send(("points", (tsne if layout == "tsne" else umap)(np.load(file, allow_pickle=False))))
     except Exception as error:
@@ -130,7 +117,7 @@ def _work(layout: str, file: str, connection: Connection) -> None:
 
 
 def tsne(vectors: np.ndarray) -> np.ndarray:
-    """scikit-learn's t-SNE: (M, D) -> (M, 2). It prints how far it is."""
+    """scikit-learn's t-SNE: (M, D) -> (M, 2)."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30, (len(vectors) - 1) / 3)
@@ -138,23 +125,22 @@ def tsne(vectors: np.ndarray) -> np.ndarray:
 
 
 def umap(vectors: np.ndarray) -> np.ndarray:
-    """UMAP: (M, D) -> (M, 2). It prints how far it is."""
+    """UMAP: (M, D) -> (M, 2)."""
     from umap import UMAP
 
     return UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=0, n_jobs=1, verbose=True).fit_transform(vectors)
 
 
-class Listener:
-    """A stream that learns from what libraries print how far they are: t-SNE's iterations, a bar's per cent."""
+class ProgressStream:
+    """A stream that sends the progress it reads in the output of libraries: t-SNE's iterations, a bar's percentage."""
 
-    def __init__(self, told: Callable[[int, int], None]) -> None:
-        self._told = told
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def write(self, text: str) -> int:
-        if found := re.search(r"Iteration (\d+)", text):
-            self._told(int(found[1]), ITERATIONS)
-        elif found := re.search(r"(\d+)%\|", text):
-            self._told(int(found[1]), 100)
+        for pattern, total in ((r"Iteration (\d+)", TSNE_ITERATIONS), (r"(\d+)%\|", 100)):
+            if match := re.search(pattern, text):
+                self._connection.send(("progress", (int(match[1]), total)))
         return len(text)
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""The page's server: what it is asked, it answers by an image's number; no path of a request ever becomes a file."""
+"""The HTTP server of the page. Requests name images by number; no path in a request is ever opened as a file."""
 
 import asyncio
 import os
@@ -17,40 +17,42 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from proxygml.server import guards
-from proxygml.server.answers import Answers
-from proxygml.server.pictures import SIDES, Thumbnails, read_upload
+from proxygml.server.images import SIDES, Thumbnails, read_upload
+from proxygml.server.jobs import NotReadyError
+from proxygml.server.map import layouts
+from proxygml.server.responses import Responses
 from proxygml.server.space import Space
 
-LARGEST_UPLOAD = 20 * 2**20  # bytes
-UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, since each may take half a gigabyte; and how long one may take to arrive
-MOST_CONNECTIONS = 200  # others are told to come again
+MAX_UPLOAD_BYTES = 20 * 2**20
+MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take half a gigabyte; time for one to arrive
+MAX_CONNECTIONS = 200  # others get status 503
 PAGE = Path(__file__).with_name("page.html")
-Layout = Literal["pca", "tsne", "umap"]
+JobName = Literal["failures", "pca", "tsne", "umap"]
 Count = Annotated[int, Query(ge=1, le=200)]
 
 
 def create_app(space: Space, *, token: str | None = None) -> FastAPI:
-    """The page for a space: for this machine alone, or for whoever has the token."""
-    answers, thumbnails = Answers(space), Thumbnails(space)
-    uploads = asyncio.Semaphore(UPLOADS)
-    mark = secrets.token_urlsafe(8)  # of this server: pictures that a browser kept of another one are not shown
+    """The page of a space, for this machine alone or for anyone with the token."""
+    responses, thumbnails = Responses(space), Thumbnails(space)
+    uploads = asyncio.Semaphore(MAX_UPLOADS)
+    server_id = secrets.token_urlsafe(8)  # in thumbnail URLs: browsers must not reuse those of another server
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        answers.begin()
+        responses.start_jobs()
         yield
-        answers.end()
+        responses.stop_jobs()
 
     app = FastAPI(title="proxygml browse", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.answers = answers
+    app.state.responses = responses
 
     @app.middleware("http")
-    async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if token is not None and guards.brings(request, token):
-            response: Response = guards.admitted(token, mark)
+    async def check_access(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if token is not None and guards.has_token(request, token):
+            response: Response = guards.redirect_with_cookie(token, server_id)
         else:
-            refusal = guards.refusal(request, token, mark)
-            response = JSONResponse({"error": refusal}, 403) if refusal else await call_next(request)
+            reason = guards.rejection(request, token, server_id)
+            response = JSONResponse({"error": reason}, 403) if reason else await call_next(request)
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
@@ -58,13 +60,17 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
         return response
 
     @app.exception_handler(StarletteHTTPException)
-    def failed(_: Request, error: StarletteHTTPException) -> JSONResponse:
+    def http_error(_: Request, error: StarletteHTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
     @app.exception_handler(RequestValidationError)
-    def misunderstood(_: Request, error: RequestValidationError) -> JSONResponse:
+    def invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+
+    @app.exception_handler(NotReadyError)
+    def not_ready(_: Request, error: NotReadyError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 409)
 
     @app.get("/")
     def page() -> HTMLResponse:
@@ -78,34 +84,30 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
 
     @app.get("/api/space")
     def about() -> dict:
-        return answers.about() | {"mark": mark}
+        return responses.about() | {"server_id": server_id}
 
     @app.get("/api/classes")
     def classes() -> Response:
-        return Response(space.classes.astype("<i4").tobytes(), media_type="application/octet-stream")
+        return _binary(space.classes, "<i4")
 
     @app.get("/api/right")
     def right() -> Response:
-        if answers.failures.state != "done":
-            raise HTTPException(409, "which images fail is not known yet")
-        nearest = answers.failures.result.first_right == 1  # (M,)
-        return Response(nearest.astype(np.uint8).tobytes(), media_type="application/octet-stream")
+        return _binary(responses.failures.result.first_right == 1, "u1")
 
     @app.get("/api/images")
     def images(
         text: Annotated[str, Query(max_length=200)] = "",
         class_number: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
-        order: Literal["number", "rank", "share"] = "number",
+        order: Literal["number", "rank", "fraction"] = "number",
         start: Annotated[int, Query(ge=0, lt=2**31)] = 0,
         count: Count = 60,
     ) -> dict:
-        if order != "number" and answers.failures.state != "done":
-            raise HTTPException(409, "which images fail is not known yet")
-        return answers.images(text, class_number, order, start, count)
+        return responses.images(text, class_number, order, start, count)
 
     @app.get("/api/images/{number}")
     def image(number: int, count: Count = 24) -> dict:
-        return answers.image(_existing(number, space), count)
+        _check_number(number, len(space), "image")
+        return responses.image(number, count)
 
     @app.post("/api/uploads")
     async def upload(request: Request, count: Count = 24) -> dict:
@@ -114,7 +116,7 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
         async with uploads:
             try:
                 contents = await asyncio.wait_for(_read(request), UPLOAD_SECONDS)
-                return await run_in_threadpool(lambda: answers.upload(read_upload(contents), count))
+                return await run_in_threadpool(lambda: responses.upload(read_upload(contents), count))
             except asyncio.TimeoutError as error:
                 raise HTTPException(408, f"the file took more than {UPLOAD_SECONDS:.0f} s to arrive") from error
             except ValueError as error:
@@ -122,41 +124,33 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
 
     @app.get("/api/confusions")
     def confusions() -> list[dict]:
-        if answers.failures.state != "done":
-            raise HTTPException(409, "which classes are confused is not known yet")
-        return answers.confusions()
+        return responses.confusions()
 
     @app.get("/api/confusions/{first}/{second}")
-    def mistaken(first: int, second: int, count: Count = 100) -> dict:
-        if answers.failures.state != "done":
-            raise HTTPException(409, "which classes are confused is not known yet")
+    def confused(first: int, second: int, count: Count = 100) -> dict:
         for number in (first, second):
-            if not 0 <= number < len(space.class_names):
-                raise HTTPException(404, f"there is no class {number}: there are {len(space.class_names)}")
-        return answers.mistaken(first, second, count)
+            _check_number(number, len(space.class_names), "class")
+        return responses.confused(first, second, count)
 
     @app.get("/api/jobs")
     def jobs() -> dict[str, dict]:
-        return answers.progress()
+        return responses.progress()
 
     @app.post("/api/jobs/{name}")
-    def start(name: Literal["failures", "pca", "tsne", "umap"]) -> dict:
-        if reason := answers.why_not(name):
-            raise HTTPException(409, reason)
-        answers.jobs[name].start()
-        return answers.jobs[name].told()
+    def start(name: JobName) -> dict:
+        if command := layouts().get(name):
+            raise HTTPException(409, f"{name} is not installed: {command}")
+        responses.jobs[name].start()
+        return responses.jobs[name].status()
 
     @app.delete("/api/jobs/{name}")
-    def cancel(name: Literal["failures", "pca", "tsne", "umap"]) -> dict:
-        answers.jobs[name].cancel()
-        return answers.jobs[name].told()
+    def cancel(name: JobName) -> dict:
+        responses.jobs[name].cancel()
+        return responses.jobs[name].status()
 
     @app.get("/api/map/{layout}")
-    def points(layout: Layout) -> Response:
-        if answers.jobs[layout].state != "done":
-            raise HTTPException(409, "this map is not drawn yet")
-        drawn: np.ndarray = answers.jobs[layout].result
-        return Response(drawn.astype("<f4").tobytes(), media_type="application/octet-stream")
+    def points(layout: Literal["pca", "tsne", "umap"]) -> Response:
+        return _binary(responses.jobs[layout].result, "<f4")
 
     @app.get("/thumbnails/{number}")
     def thumbnail(number: int, side: int = SIDES[0]) -> Response:
@@ -164,35 +158,39 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
             raise HTTPException(404, "these vectors have no images")
         if side not in SIDES:
             raise HTTPException(422, f"expected a side among {', '.join(map(str, SIDES))}, got {side}")
-        contents, kind = thumbnails.of(_existing(number, space), side)
-        kept = "no-store" if kind.endswith("svg+xml") else "private, max-age=3600"
-        return Response(contents, media_type=kind, headers={"Cache-Control": kept})
+        _check_number(number, len(space), "image")
+        contents, media_type = thumbnails.get(number, side)
+        caching = "no-store" if media_type == "image/svg+xml" else "private, max-age=3600"
+        return Response(contents, media_type=media_type, headers={"Cache-Control": caching})
 
     return app
 
 
-def _existing(number: int, space: Space) -> int:
-    if not 0 <= number < len(space):
-        raise HTTPException(404, f"there is no image {number}: there are {len(space)}, counted from 0")
-    return number
+def _check_number(number: int, count: int, name: str) -> None:
+    if not 0 <= number < count:
+        raise HTTPException(404, f"expected {name} 0 to {count - 1}, got {number}")
+
+
+def _binary(array: np.ndarray, dtype: str) -> Response:
+    return Response(array.astype(dtype).tobytes(), media_type="application/octet-stream")
 
 
 async def _read(request: Request) -> bytes:
-    """The body of a request; refused as soon as it is known to be too large."""
-    too_large = HTTPException(413, f"the file is larger than {LARGEST_UPLOAD // 2**20} MB: make it smaller")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > LARGEST_UPLOAD:
+    """The body of a request; an error as soon as it is known to be too large."""
+    too_large = HTTPException(413, f"the file is larger than {MAX_UPLOAD_BYTES // 2**20} MB: make it smaller")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > MAX_UPLOAD_BYTES:
         raise too_large
     contents = bytearray()
     async for part in request.stream():
         contents += part
-        if len(contents) > LARGEST_UPLOAD:
+        if len(contents) > MAX_UPLOAD_BYTES:
             raise too_large
     return bytes(contents)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at host and port, 0 for a free one."""
+    """A socket that listens on a host and port; port 0 takes a free one."""
     if not 0 <= port < 2**16:
         raise ValueError(f"expected a port from 0 to 65535, got {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -206,10 +204,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Answer until Ctrl-C, which ends it within a second; `ready` is called when it begins to answer."""
+    """Serve until Ctrl-C, which ends it within a second; calls `ready` once requests are answered."""
     import uvicorn
 
-    class Announced(uvicorn.Server):
+    class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
@@ -220,8 +218,8 @@ def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> 
         access_log=False,
         timeout_graceful_shutdown=1,
         lifespan="on",
-        limit_concurrency=MOST_CONNECTIONS,
-        proxy_headers=False,  # what a request says of where it comes from is nobody's word but its own
+        limit_concurrency=MAX_CONNECTIONS,
+        proxy_headers=False,  # clients could forge them
         server_header=False,
     )
-    Announced(config).run(sockets=[listening])
+    Server(config).run(sockets=[listening])

@@ -130,6 +130,7 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"items.sqlite is damaged .*malformed.*: remove .* and build the index"):
             Index.open(tmp_path / "index").search(random_embeddings(1).vectors, 3)
 
+    @pytest.mark.slow
     def test_flipped_bits_are_noticed_or_harmless(self, new_index, tmp_path: Path) -> None:
         index = new_index(60)
         index.set_metadata("source", "photos")
@@ -171,6 +172,7 @@ class TestDamage:
         index.save_model(tmp_path)
         assert (index.model_folder() / "best.pt").read_bytes() == b"weights"
 
+    @pytest.mark.slow
     def test_killed_process_leaves_the_last_transaction(self, tmp_path: Path) -> None:
         code = (
             "import os, signal, sys\n"
@@ -232,6 +234,7 @@ def test_suggested_kind_grows_with_the_index() -> None:
     assert suggest_kind(100_000, 2048) == "hnsw"
 
 
+@pytest.mark.slow
 def test_index_works_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None  # importing it raises ImportError\n"
@@ -247,6 +250,7 @@ def test_index_works_without_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "right", done.stderr
 
 
+@pytest.mark.slow
 def test_graph_search_with_patched_faiss(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, faiss.contrib.torch_utils  # replaces faiss.Index.search\n"

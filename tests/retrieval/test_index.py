@@ -209,6 +209,7 @@ class TestEveryIndex:
 
 
 @pytest.mark.parametrize(("storage", "kind"), [("folder", "hnsw"), ("postgres", "exact")])
+@pytest.mark.slow
 def test_two_processes_add_the_same_items(storage: str, kind: str, new_location) -> None:
     location = new_location(storage)
     index = create_index(location, dim=DIM, model="m", kind=kind)

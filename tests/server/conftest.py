@@ -1,4 +1,4 @@
-"""Spaces to look at, the server that shows them, and the browser that looks."""
+"""Fixtures for the server: a space of colors, its client, a served run, and a browser."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder with red, green and blue photos, four each, and vectors.npz, in which two photos stand wrongly.
+    """A folder with red, green and blue photos, four each, and vectors.npz with two misplaced photos.
 
     The vectors of a class lie on an arc; red 3 lies among the green, green 3 among the blue.
     """
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def colors(photos: Path) -> Space:
-    """The photos, with a network that sees their mean color in the plane of red and green."""
+    """A space of the photos; uploads are embedded by their strongest color channel."""
     loaded = Embeddings.load(photos / "vectors.npz")
 
     def embed(image: Image.Image) -> np.ndarray:
@@ -61,23 +61,23 @@ def colors(photos: Path) -> Space:
 
 @pytest.fixture
 def client(colors: Space) -> Iterator[TestClient]:
-    """A client of the page of the colors, once everything that begins by itself is done."""
+    """A client of the colors, after the first jobs are done."""
     with TestClient(create_app(colors), base_url="http://127.0.0.1:8765") as opened:
-        for job in opened.app.state.answers.jobs.values():
+        for job in opened.app.state.responses.jobs.values():
             job.wait()
         yield opened
 
 
 @pytest.fixture(scope="module")
 def served_run(trained_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `proxygml browse RUN --split train`, in a process of its own."""
+    """The address of `proxygml browse RUN --split train`, in another process."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(trained_run.folder, folder)
     yield from served(folder, "--split", "train")
 
 
 def served(*arguments: object) -> Iterator[str]:
-    """The address that `proxygml browse` gives, until it is ended as with Ctrl-C."""
+    """The address that `proxygml browse` prints; the process ends with the fixture."""
     command = [sys.executable, "-m", "proxygml", "browse", *map(str, arguments), "--port", "0", "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
@@ -90,7 +90,7 @@ def served(*arguments: object) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
-    """Debian's Chromium, driven by Playwright; while it is there, no other event loop may run in this process."""
+    """Debian's Chromium, driven by Playwright; no other event loop may run in this process meanwhile."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
     )

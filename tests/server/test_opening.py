@@ -170,8 +170,8 @@ def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> N
     [
         (lambda path: None, "does not exist: expected the folder of a run, an .npz"),
         (lambda path: path.write_text("hello"), "does not contain embeddings"),
-        (lambda path: np.savez(path.open("wb"), vectors=np.full((2, 2), np.nan), labels=np.arange(2)), "hold NaN"),
-        (lambda path: np.savez(path.open("wb"), vectors=np.empty((0, 2)), labels=np.arange(0)), "holds no vectors"),
+        (lambda path: np.savez(path.open("wb"), vectors=np.full((2, 2), np.nan), labels=np.arange(2)), "no NaN"),
+        (lambda path: np.savez(path.open("wb"), vectors=np.empty((0, 2)), labels=np.arange(0)), "has no vectors"),
     ],
     ids=["absent", "text", "NaN", "empty"],
 )

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what a person clicks, types, drags and sees."""
+"""The page in Chromium: clicks, keys, drags, uploads, and what is displayed."""
 
 import io
 import os
@@ -17,11 +17,12 @@ from PIL import Image
 
 from tests.server.conftest import served
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install playwright")
 
 
 class Visit:
-    """A page that is open, and all that went wrong on it."""
+    """An open page, its errors and the hosts it contacts."""
 
     def __init__(self, browser: object, address: str, **settings: object) -> None:
         self.address = address
@@ -40,7 +41,7 @@ class Visit:
         return self
 
     def until(self, expression: str) -> None:
-        """Wait for an expression to be true; the page forbids the evaluation that Playwright's own waiting needs."""
+        """Wait until an expression is true; the page's policy forbids Playwright's own wait_for_function."""
         for _ in range(300):
             if self.page.evaluate(expression):
                 return
@@ -48,19 +49,19 @@ class Visit:
         pytest.fail(f"never true: {expression}")
 
     def on_map(self, number: int) -> tuple[float, float]:
-        """Where image `number` is on the screen."""
+        """Position of an image on the screen."""
         box = self.page.locator("#over").bounding_box()
         x, y = self.page.evaluate(f"onScreen({number})")
         return box["x"] + x, box["y"] + y
 
-    def darkest(self, selector: str) -> np.ndarray:
-        """What is seen of an element (H, W, 3)."""
+    def pixels(self, selector: str) -> np.ndarray:
+        """A screenshot of an element (H, W, 3)."""
         return np.asarray(Image.open(io.BytesIO(self.page.locator(selector).screenshot())).convert("RGB")).astype(int)
 
 
 @pytest.fixture
 def visit(chromium: object, served_run: str) -> Iterator[Callable[..., Visit]]:
-    """`visit(...)` opens the page of a trained run; at the end nothing may have gone wrong."""
+    """`visit(...)` opens the page of a trained run; afterwards there must be no errors and no other hosts."""
     made = []
 
     def opened(address: str = served_run, **settings: object) -> Visit:
@@ -76,7 +77,7 @@ def visit(chromium: object, served_run: str) -> Iterator[Callable[..., Visit]]:
 
 @pytest.fixture
 def own_features(tmp_path: Path) -> Iterator[str]:
-    """The address of a page of vectors without images, whose class names are hostile."""
+    """The address of a page of vectors without images, with hostile class names."""
     names = np.array(["<img src=x onerror=alert(1)>", "plain", "caf\u00e9 & \u732b", "x" * 300])
     random = np.random.default_rng(0)
     labels = np.arange(400) % 4
@@ -85,7 +86,7 @@ def own_features(tmp_path: Path) -> Iterator[str]:
     yield from served(tmp_path / "own.npz")
 
 
-def test_walking_by_clicks_and_back(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_clicks_and_history(visit: Callable[..., Visit], tmp_path: Path) -> None:
     page = visit().page
     page.click("#grid .tile >> nth=5")
     page.wait_for_selector("#nearest .tile")
@@ -111,7 +112,7 @@ def test_walking_by_clicks_and_back(visit: Callable[..., Visit], tmp_path: Path)
     page.screenshot(path=tmp_path / "walk.png")
 
 
-def test_filters_by_text_and_class_and_turns_pages(visit: Callable[..., Visit]) -> None:
+def test_filters_and_pages(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
     page.click("#pages button:has-text('Next')")
@@ -134,7 +135,7 @@ def test_filters_by_text_and_class_and_turns_pages(visit: Callable[..., Visit]) 
     seen.until(f"!{titles}.every(title => title.startsWith({name!r}))")
 
 
-def test_what_fails_worst_comes_first(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_worst_first(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit()
     seen.until("jobs.failures?.state === 'done'")
     page = seen.page
@@ -143,19 +144,19 @@ def test_what_fails_worst_comes_first(visit: Callable[..., Visit], tmp_path: Pat
     ranks = [int(text.strip("#> ")) for text in page.locator("#grid .value").all_inner_texts() if text != "alone"]
     assert ranks == sorted(ranks, reverse=True)
     assert ranks[0] > 1
-    page.select_option("#order", "share")
+    page.select_option("#order", "fraction")
     page.wait_for_selector("#grid .value:has-text('%')")
-    shares = [int(text.strip(" %")) for text in page.locator("#grid .value").all_inner_texts()]
-    assert shares == sorted(shares, reverse=True)
+    fractions = [int(text.strip(" %")) for text in page.locator("#grid .value").all_inner_texts()]
+    assert fractions == sorted(fractions, reverse=True)
     page.screenshot(path=tmp_path / "worst.png")
 
 
-def test_confusions_lead_to_images_and_images_to_their_nearest(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_confusions_lead_to_images(visit: Callable[..., Visit], tmp_path: Path) -> None:
     page = visit().page
     page.click("nav button[data-go=confusions]")
     page.wait_for_selector(".pair")
-    shares = [float(text.split()[0]) for text in page.locator(".pair .share b").all_inner_texts()]
-    assert shares == sorted(shares, reverse=True)
+    fractions = [float(text.split()[0]) for text in page.locator(".pair .fraction b").all_inner_texts()]
+    assert fractions == sorted(fractions, reverse=True)
     page.screenshot(path=tmp_path / "confusions.png")
     page.click(".pair >> nth=0")
     page.wait_for_selector(".mistake")
@@ -169,7 +170,7 @@ def test_confusions_lead_to_images_and_images_to_their_nearest(visit: Callable[.
     page.screenshot(path=tmp_path / "pair.png")
 
 
-def test_an_upload_finds_its_nearest_and_a_bad_one_is_a_clear_line(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_upload_finds_itself(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit()
     page = seen.page
     source = page.locator("#grid .tile >> nth=7").get_attribute("data-number")
@@ -194,12 +195,12 @@ def test_an_upload_finds_its_nearest_and_a_bad_one_is_a_clear_line(visit: Callab
     page.wait_for_selector("text=Your image")
 
 
-def test_bad_uploads_are_clear_lines(chromium: object, served_run: str, tmp_path: Path) -> None:
+def test_invalid_uploads_are_one_line(chromium: object, served_run: str, tmp_path: Path) -> None:
     from tests.server.test_server import bomb
 
     seen = Visit(chromium, served_run).open()
     for name, contents, message in [
-        ("letter.pdf", b"%PDF-1.4 this is no image", "letter.pdf: this is no image that can be read"),
+        ("letter.pdf", b"%PDF-1.4 this is no image", "letter.pdf: not a readable image"),
         ("bomb.png", bomb(60_000), "bomb.png: the image has more than 64 million pixels"),
         ("empty.jpg", b"", "empty.jpg: the file is empty"),
         ("huge.jpg", b"\xff\xd8" + bytes(20 * 2**20), "huge.jpg is larger than 20 MB"),
@@ -217,12 +218,12 @@ def test_bad_uploads_are_clear_lines(chromium: object, served_run: str, tmp_path
     seen.context.close()
 
 
-def test_the_map_is_moved_zoomed_and_asked(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_map_moves_zooms_and_selects(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit()
     page = seen.page
     page.keyboard.press("m")
     seen.until("places !== null && frame === 0")
-    blank = (seen.darkest("#stage") == 255).all(axis=2).mean()
+    blank = (seen.pixels("#stage") == 255).all(axis=2).mean()
     assert blank < 0.995  # something is drawn
     page.screenshot(path=tmp_path / "map.png")
     x, y = seen.on_map(10)
@@ -248,7 +249,7 @@ def test_the_map_is_moved_zoomed_and_asked(visit: Callable[..., Visit], tmp_path
     assert page.evaluate("view.zoom") == 1
 
 
-def test_the_links_of_the_chosen_sample_are_drawn_to_its_proxies(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_links_are_drawn_to_proxies(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit()
     page = seen.page
     page.click("#grid .tile >> nth=0")
@@ -260,11 +261,11 @@ def test_the_links_of_the_chosen_sample_are_drawn_to_its_proxies(visit: Callable
     assert len(graph["linked"]) == page.evaluate("space.proxies.links")
     own = [proxy for proxy in graph["linked"] if proxy // per_class == graph["own_class"]]
     assert len(own) == per_class
-    with_links = seen.darkest("#stage")
+    with_links = seen.pixels("#stage")
     page.screenshot(path=tmp_path / "links.png")
     page.uncheck("#proxies")
     seen.until("frame === 0")  # what was asked for is drawn
-    without = seen.darkest("#stage")
+    without = seen.pixels("#stage")
     page.check("#proxies")
     # The middle of the line to a proxy of its own class is drawn only while proxies are.
     box = page.locator("#stage").bounding_box()
@@ -276,7 +277,7 @@ def test_the_links_of_the_chosen_sample_are_drawn_to_its_proxies(visit: Callable
     assert "★" in page.locator("#subgraph li.own").inner_text()
 
 
-def test_tsne_is_drawn_in_the_background_with_progress_and_can_be_stopped(visit: Callable[..., Visit]) -> None:
+def test_tsne_in_the_background_can_be_stopped(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
     page.keyboard.press("m")
@@ -301,7 +302,7 @@ def test_tsne_is_drawn_in_the_background_with_progress_and_can_be_stopped(visit:
     assert page.evaluate("Array.from(places.slice(0, 20))") != before
 
 
-def test_keys_alone_are_enough(visit: Callable[..., Visit]) -> None:
+def test_keyboard(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
     page.keyboard.press("ArrowRight")
@@ -350,9 +351,7 @@ def test_keys_alone_are_enough(visit: Callable[..., Visit]) -> None:
     seen.until("state.image !== 1")
 
 
-def test_a_narrow_screen_holds_everything_without_scrolling_sideways(
-    visit: Callable[..., Visit], tmp_path: Path
-) -> None:
+def test_narrow_screen_needs_no_sideways_scrolling(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit(viewport={"width": 360, "height": 740}, has_touch=True)
     page = seen.page
 
@@ -383,9 +382,7 @@ def test_a_narrow_screen_holds_everything_without_scrolling_sideways(
     fits("map")
 
 
-def test_dark_mode_follows_the_system_and_the_switch_and_is_remembered(
-    visit: Callable[..., Visit], tmp_path: Path
-) -> None:
+def test_dark_mode_is_remembered(visit: Callable[..., Visit], tmp_path: Path) -> None:
     page = visit(color_scheme="dark").page
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -399,8 +396,8 @@ def test_dark_mode_follows_the_system_and_the_switch_and_is_remembered(
     assert visit(color_scheme="light").page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-def test_texts_can_be_read_in_both_themes(visit: Callable[..., Visit]) -> None:
-    """Text has the contrast of at least 4.5 to 1 that WCAG asks for."""
+def test_contrast_in_both_themes(visit: Callable[..., Visit]) -> None:
+    """Contrast of text is at least 4.5 to 1, as WCAG requires."""
     page = visit().page
 
     def luminance(color: str) -> float:
@@ -421,7 +418,7 @@ def test_texts_can_be_read_in_both_themes(visit: Callable[..., Visit]) -> None:
             assert (high + 0.05) / (low + 0.05) >= 4.5, (theme, text, ground)
 
 
-def test_everything_that_can_be_pressed_has_a_name(visit: Callable[..., Visit]) -> None:
+def test_controls_have_names(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
     page.click("#grid .tile >> nth=0")
@@ -437,7 +434,7 @@ def test_everything_that_can_be_pressed_has_a_name(visit: Callable[..., Visit]) 
         assert unnamed == []
 
 
-def test_nothing_jumps_while_pictures_arrive(visit: Callable[..., Visit]) -> None:
+def test_layout_does_not_shift(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.page.evaluate(
         "window.shifts = 0; new PerformanceObserver(list => { for (const e of list.getEntries()) "
@@ -449,9 +446,7 @@ def test_nothing_jumps_while_pictures_arrive(visit: Callable[..., Visit]) -> Non
     assert seen.page.evaluate("window.shifts") < 0.05
 
 
-def test_features_without_images_show_names_and_no_name_becomes_markup(
-    visit: Callable[..., Visit], own_features: str, tmp_path: Path
-) -> None:
+def test_class_names_are_not_markup(visit: Callable[..., Visit], own_features: str, tmp_path: Path) -> None:
     seen = visit(own_features)
     page = seen.page
     assert page.locator("#upload").is_disabled()
@@ -471,14 +466,14 @@ def test_features_without_images_show_names_and_no_name_becomes_markup(
     page.wait_for_selector(".pair, #confusions-body p")
 
 
-def test_a_wrong_address_is_a_line_and_not_a_broken_page(visit: Callable[..., Visit], chromium: object) -> None:
+def test_invalid_address_is_one_line(visit: Callable[..., Visit], chromium: object) -> None:
     seen = visit()
     seen.page.evaluate("location.hash = '#view=nothing&image=abc&page=-3&pair=1&upload=7'")
     seen.page.wait_for_selector("#notice:has-text('that upload is gone')")
     assert seen.page.evaluate("state.view") == "images"
 
 
-def test_ctrl_c_ends_it_and_the_process_that_draws_with_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(3000, 20))
     np.savez(tmp_path / "own.npz", vectors=vectors, labels=np.arange(3000) % 9)
     command = [sys.executable, "-m", "proxygml", "browse", tmp_path / "own.npz", "--port", "0", "--no-open"]

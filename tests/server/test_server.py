@@ -1,4 +1,4 @@
-"""What the server answers, and what it refuses."""
+"""Responses of the server, and requests that it rejects."""
 
 import asyncio
 import io
@@ -19,20 +19,20 @@ from PIL import Image
 
 from proxygml.cli.browse import browse
 from proxygml.embeddings import Embeddings
-from proxygml.server import pictures, server
-from proxygml.server.pictures import SIDES, Thumbnails
+from proxygml.server import images, server
+from proxygml.server.images import SIDES, Thumbnails
 from proxygml.server.server import create_app, listen
 from proxygml.server.space import Proxies, Space
 
 
-def picture(color: str = "green", size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:
+def encoded_image(color: str = "green", size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:
     contents = io.BytesIO()
     Image.new("RGB", size, color).save(contents, kind)
     return contents.getvalue()
 
 
 def bomb(side: int) -> bytes:
-    """A small PNG that says it is `side` pixels wide and high."""
+    """A small PNG with a header of `side` x `side` pixels."""
 
     def chunk(name: bytes, contents: bytes) -> bytes:
         return struct.pack(">I", len(contents)) + name + contents + struct.pack(">I", zlib.crc32(name + contents))
@@ -46,10 +46,8 @@ def bomb(side: int) -> bytes:
     )
 
 
-class TestAnswers:
-    """What the page asks for."""
-
-    def test_the_page_is_one_file_that_asks_nobody_else(self, client: TestClient) -> None:
+class TestResponses:
+    def test_page_has_no_external_resources(self, client: TestClient) -> None:
         answer = client.get("/")
         assert answer.status_code == 200
         assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")
@@ -60,7 +58,7 @@ class TestAnswers:
         assert answer.text.count(f'nonce="{nonce}"') == 2
         assert client.get("/").headers["content-security-policy"] != policy
 
-    def test_the_space_is_described(self, client: TestClient) -> None:
+    def test_space(self, client: TestClient) -> None:
         about = client.get("/api/space").json()
         assert (about["images"], about["dimensions"], about["classes"]) == (12, 2, ["red", "green", "blue"])
         assert (about["sizes"], about["examples"]) == ([4, 4, 4], [0, 4, 8])
@@ -70,7 +68,7 @@ class TestAnswers:
         classes = np.frombuffer(client.get("/api/classes").content, "<i4")
         np.testing.assert_array_equal(classes, np.repeat([0, 1, 2], 4))
 
-    def test_an_image_has_its_nearest_with_similarity_and_whether_they_are_right(self, client: TestClient) -> None:
+    def test_image_with_its_neighbors(self, client: TestClient) -> None:
         answer = client.get("/api/images/3?count=5").json()  # a red one among the green
         assert answer["path"] == "red/3.jpg"
         assert [entry["right"] for entry in answer["nearest"][:3]] == [False] * 3
@@ -82,71 +80,70 @@ class TestAnswers:
         assert answer["subgraph"] is None
         assert len(client.get("/api/images/3").json()["nearest"]) == 11
 
-    def test_pages_filters_and_orders(self, client: TestClient) -> None:
+    def test_list_of_images(self, client: TestClient) -> None:
         assert client.get("/api/images?count=5&start=10").json()["total"] == 12
         assert [e["number"] for e in client.get("/api/images?count=5&start=10").json()["images"]] == [10, 11]
         assert [e["path"] for e in client.get("/api/images?text=green/2").json()["images"]] == ["green/2.jpg"]
         assert client.get("/api/images?class_number=2").json()["total"] == 4
         assert client.get("/api/images?class_number=99").json()["total"] == 0
-        for order in ("rank", "share"):
+        for order in ("rank", "fraction"):
             worst = [entry["number"] for entry in client.get(f"/api/images?order={order}").json()["images"]]
             assert set(worst[:2]) == {3, 7}
             of_green = client.get(f"/api/images?order={order}&class_number=1").json()["images"]
             assert of_green[0]["number"] == 7
             assert of_green[0]["first_right"] > 3
 
-    def test_confusions_lead_to_the_images(self, client: TestClient) -> None:
+    def test_confusions(self, client: TestClient) -> None:
         pairs = client.get("/api/confusions").json()
         assert {(pair["first"], pair["second"]) for pair in pairs[:2]} == {(0, 1), (1, 2)}
-        shown = client.get("/api/confusions/0/1").json()
-        assert shown["total"] == pairs[0]["count"] == len(shown["pairs"])
-        assert {shown["pairs"][0]["image"]["class"], shown["pairs"][0]["found"]["class"]} == {0, 1}
+        confused = client.get("/api/confusions/0/1").json()
+        assert confused["total"] == pairs[0]["count"] == len(confused["pairs"])
+        assert {confused["pairs"][0]["image"]["class"], confused["pairs"][0]["neighbor"]["class"]} == {0, 1}
         right = np.frombuffer(client.get("/api/right").content, np.uint8)
         assert client.get("/api/jobs").json()["failures"]["recall_at_1"] == pytest.approx(right.mean())
 
-    def test_the_map_is_sent_as_numbers(self, client: TestClient) -> None:
+    def test_map(self, client: TestClient) -> None:
         points = np.frombuffer(client.get("/api/map/pca").content, "<f4").reshape(-1, 2)
         assert points.shape == (12, 2)
         assert np.abs(points).max() == pytest.approx(1)
 
-    def test_tsne_is_drawn_when_asked(self, client: TestClient) -> None:
+    @pytest.mark.slow
+    def test_tsne_runs_as_a_job(self, client: TestClient) -> None:
         assert client.get("/api/map/tsne").status_code == 409
         assert client.post("/api/jobs/tsne").json()["state"] == "running"
-        client.app.state.answers.jobs["tsne"].wait()
+        client.app.state.responses.jobs["tsne"].wait()
         assert client.get("/api/jobs").json()["tsne"]["state"] == "done"
         assert len(client.get("/api/map/tsne").content) == 12 * 8
 
-    def test_an_upload_finds_what_is_nearest(self, client: TestClient) -> None:
-        answer = client.post("/api/uploads?count=3", content=picture("blue", kind="WEBP")).json()
+    def test_upload(self, client: TestClient) -> None:
+        answer = client.post("/api/uploads?count=3", content=encoded_image("blue", kind="WEBP")).json()
         assert answer["size"] == [40, 30]
         assert all("right" not in entry for entry in answer["nearest"])
         assert answer["nearest"][0]["path"] == "blue/0.jpg"
         assert answer["nearest"][0]["similarity"] == pytest.approx(1, abs=1e-5)
 
-    def test_proxies_come_with_links_and_their_place_on_the_map(self) -> None:
-        random = np.random.default_rng(0)
-        rows = Embeddings(random.normal(size=(8, 4)), np.repeat([5, 6], 4), np.arange(8).astype(str))
-        proxies = Proxies(random.normal(size=(3, 2, 4)).astype(np.float32), tuple("xyz"), np.array([6, 9, 5]), 4, 4.0)
+    def test_proxies(self) -> None:
+        rng = np.random.default_rng(0)
+        rows = Embeddings(rng.normal(size=(8, 4)), np.repeat([5, 6], 4), np.arange(8).astype(str))
+        proxies = Proxies(rng.normal(size=(3, 2, 4)).astype(np.float32), tuple("xyz"), np.array([6, 9, 5]), 4, 4.0)
         with TestClient(create_app(Space("s", rows, proxies=proxies)), base_url="http://localhost") as client:
             assert client.get("/api/space").json()["proxies"] == {
                 "classes": ["x", "y", "z"],
                 "per_class": 2,
                 "links": 4,
-                "shown": [1, -1, 0],
+                "image_classes": [1, -1, 0],
             }
             graph = client.get("/api/images/0").json()["subgraph"]
             assert graph["own_class"] == 2
             assert {4, 5} <= set(graph["linked"])
-            assert sum(entry["share"] for entry in graph["reached"]) == pytest.approx(1, abs=1e-5)
-            assert sum(entry["links"] for entry in graph["reached"]) == 4
-            client.app.state.answers.jobs["pca"].wait()
+            assert sum(entry["probability"] for entry in graph["active_classes"]) == pytest.approx(1, abs=1e-5)
+            assert sum(entry["links"] for entry in graph["active_classes"]) == 4
+            client.app.state.responses.jobs["pca"].wait()
             assert len(client.get("/api/map/pca").content) == (8 + 6) * 8
 
 
-class TestPictures:
-    """Small images, by number alone."""
-
-    def test_a_thumbnail_is_no_larger_than_asked(self, client: TestClient) -> None:
+class TestThumbnails:
+    def test_size(self, client: TestClient) -> None:
         for side in SIDES:
             answer = client.get(f"/thumbnails/4?side={side}")
             with Image.open(io.BytesIO(answer.content)) as image:
@@ -155,9 +152,7 @@ class TestPictures:
                 assert np.asarray(image.convert("RGB")).mean(axis=(0, 1)).argmax() == 1
             assert answer.headers["content-type"] in ("image/jpeg", "image/png")
 
-    def test_an_image_that_has_vanished_is_a_grey_tile_and_all_else_goes_on(
-        self, client: TestClient, photos: Path
-    ) -> None:
+    def test_missing_or_damaged_file_is_a_gray_tile(self, client: TestClient, photos: Path) -> None:
         (photos / "photos/red/1.jpg").unlink()
         (photos / "photos/red/2.jpg").write_bytes(b"\xff\xd8 not a photo any more")
         for number, text in [(1, "the file is gone"), (2, "cannot be read")]:
@@ -165,59 +160,54 @@ class TestPictures:
             assert (answer.status_code, answer.headers["content-type"]) == (200, "image/svg+xml")
             assert text in answer.text
             assert len(client.get(f"/api/images/{number}").json()["nearest"]) == 11
-        (photos / "photos/red/1.jpg").write_bytes(picture("red", kind="JPEG"))
+        (photos / "photos/red/1.jpg").write_bytes(encoded_image("red", kind="JPEG"))
         assert client.get("/thumbnails/1").headers["content-type"] != "image/svg+xml"  # it came back
 
-    def test_what_is_kept_has_a_bound(self, colors: Space) -> None:
-        first = len(Thumbnails(colors).of(0, 96)[0])
-        thumbnails = Thumbnails(colors, most_kept=3 * first)
+    def test_cache_is_bounded(self, colors: Space) -> None:
+        thumbnails = Thumbnails(colors, max_cached=3)
         for number in range(12):
-            contents, _ = thumbnails.of(number, 96)
-            assert contents == thumbnails.of(number, 96)[0]
-            assert thumbnails.size <= 3 * first
+            assert thumbnails.get(number, 96) == thumbnails.get(number, 96)
+        info = thumbnails.encoded.cache_info()
+        assert (info.hits, info.misses, info.currsize) == (12, 12, 3)
 
-    def test_other_sizes_and_numbers_are_refused(self, client: TestClient) -> None:
+    def test_other_sizes_and_numbers_are_rejected(self, client: TestClient) -> None:
         assert client.get("/thumbnails/0?side=100000").status_code == 422
         for number in (12, -1, 10**30):
             assert client.get(f"/thumbnails/{number}").status_code in (404, 422)
 
-    def test_vectors_without_images_have_no_thumbnails(self) -> None:
+    def test_vectors_without_images(self) -> None:
         space = Space("own", Embeddings(np.eye(3), np.arange(3), np.array(["0", "1", "2"])), no_upload="no network")
         with TestClient(create_app(space), base_url="http://127.0.0.1") as client:
             assert not client.get("/api/space").json()["pictures"]
             assert client.get("/thumbnails/0").json() == {"error": "these vectors have no images"}
-            refused = client.post("/api/uploads", content=picture())
-            assert (refused.status_code, refused.json()) == (409, {"error": "no network"})
+            rejected = client.post("/api/uploads", content=encoded_image())
+            assert (rejected.status_code, rejected.json()) == (409, {"error": "no network"})
 
 
-class TestBadInput:
-    """Each is one line, and the server goes on."""
-
+class TestInvalidInput:
     @pytest.mark.parametrize(
         ("contents", "message"),
         [
             (b"", "the file is empty"),
-            (b"GIF89a, but no more", "no image that can be read"),
-            (b"<svg onload='alert(1)'/>", "no image that can be read"),
-            (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image that can be read"),
-            (picture(kind="JPEG")[:300], "no image that can be read"),
+            (b"GIF89a, but no more", "not a readable image"),
+            (b"<svg onload='alert(1)'/>", "not a readable image"),
+            (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),
+            (encoded_image(kind="JPEG")[:300], "not a readable image"),
             (bomb(9_000), "more than 64 million pixels"),  # above our limit
             (bomb(11_000), "more than 64 million pixels"),  # Pillow warns
             (bomb(60_000), "more than 64 million pixels"),  # Pillow refuses
         ],
         ids=["empty", "cut", "svg", "eps", "half a jpeg", "large", "larger", "bomb"],
     )
-    def test_an_upload_that_is_no_image_or_too_large(self, client: TestClient, contents: bytes, message: str) -> None:
+    def test_upload_of_another_file(self, client: TestClient, contents: bytes, message: str) -> None:
         answer = client.post("/api/uploads", content=contents)
         assert answer.status_code == 415
         assert message in answer.json()["error"]
         assert "\n" not in answer.json()["error"]
-        assert client.post("/api/uploads", content=picture()).status_code == 200
+        assert client.post("/api/uploads", content=encoded_image()).status_code == 200
 
-    def test_a_large_upload_is_refused_before_it_is_all_read(
-        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server, "LARGEST_UPLOAD", 2**20)
+    def test_large_upload_is_rejected_early(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server, "MAX_UPLOAD_BYTES", 2**20)
         read = []
 
         def endless() -> object:
@@ -248,57 +238,51 @@ class TestBadInput:
             "/nothing",
         ],
     )
-    def test_a_request_for_what_there_is_not_is_answered_in_one_line(self, client: TestClient, path: str) -> None:
+    def test_invalid_request_is_one_line(self, client: TestClient, path: str) -> None:
         answer = client.get(path)
         assert answer.status_code in (404, 422)
         assert set(answer.json()) == {"error"}
         assert "\n" not in answer.json()["error"]
 
-    def test_a_map_that_cannot_be_drawn_here_says_what_to_install(
-        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from proxygml.server import answers
-
-        monkeypatch.setattr(answers, "layouts", lambda: {"umap": "pip install umap-learn"})
-        refused = client.post("/api/jobs/umap")
-        assert (refused.status_code, refused.json()["error"]) == (
+    def test_missing_umap_says_what_to_install(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server, "layouts", lambda: {"umap": "pip install umap-learn"})
+        rejected = client.post("/api/jobs/umap")
+        assert (rejected.status_code, rejected.json()["error"]) == (
             409,
-            "umap is not installed here: pip install umap-learn",
+            "umap is not installed: pip install umap-learn",
         )
 
-    def test_failures_that_are_not_known_yet_are_not_guessed(self, colors: Space) -> None:
-        client = TestClient(create_app(colors), base_url="http://127.0.0.1")  # nothing has begun
+    def test_results_before_the_job_is_done(self, colors: Space) -> None:
+        client = TestClient(create_app(colors), base_url="http://127.0.0.1")  # no job has started
         for path in ("/api/images?order=rank", "/api/confusions", "/api/confusions/0/1", "/api/right", "/api/map/pca"):
             assert client.get(path).status_code == 409
 
 
-class TestSafety:
-    """Only this machine, only these images."""
-
+class TestLoopback:
     @pytest.mark.parametrize("path", ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd", "red/0.jpg"])
-    def test_no_path_of_a_request_becomes_a_file(self, client: TestClient, path: str) -> None:
+    def test_paths_in_requests_open_no_file(self, client: TestClient, path: str) -> None:
         for prefix in ("/thumbnails/", "/api/images/", "/"):
             answer = client.get(prefix + path)
             assert answer.status_code in (404, 422)
             assert "root:" not in answer.text
 
     @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "[::2]:80"])
-    def test_another_name_for_this_machine_is_refused(self, client: TestClient, host: str) -> None:
-        refused = client.get("/api/space", headers={"host": host})
-        assert refused.status_code == 403
-        assert "for 127.0.0.1 alone" in refused.json()["error"]
+    def test_other_host_names_are_rejected(self, client: TestClient, host: str) -> None:
+        rejected = client.get("/api/space", headers={"host": host})
+        assert rejected.status_code == 403
+        assert "only for 127.0.0.1" in rejected.json()["error"]
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8765", "localhost:1", "LOCALHOST", "[::1]", "[::1]:8765"])
-    def test_the_names_of_this_machine_are_not(self, client: TestClient, host: str) -> None:
+    def test_loopback_names_are_accepted(self, client: TestClient, host: str) -> None:
         assert client.get("/api/space", headers={"host": host}).status_code == 200
 
-    def test_pages_of_other_sites_may_not_ask(self, client: TestClient) -> None:
+    def test_other_origins_are_rejected(self, client: TestClient) -> None:
         for origin in ("http://evil.example", "null", "http://127.0.0.1:9999"):
-            refused = client.post("/api/uploads", content=picture(), headers={"origin": origin})
-            assert refused.status_code == 403
+            rejected = client.post("/api/uploads", content=encoded_image(), headers={"origin": origin})
+            assert rejected.status_code == 403
         assert client.post("/api/jobs/pca", headers={"origin": "http://127.0.0.1:8765"}).status_code == 200
 
-    def test_every_answer_is_for_this_page_alone(self, client: TestClient) -> None:
+    def test_security_headers(self, client: TestClient) -> None:
         for path in ("/", "/api/space", "/thumbnails/0", "/nothing"):
             headers = client.get(path).headers
             assert headers["cross-origin-resource-policy"] == "same-origin"
@@ -306,7 +290,7 @@ class TestSafety:
             assert "access-control-allow-origin" not in headers
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-    def test_not_even_a_picture_is_shown_on_a_page_of_another_site(self, client: TestClient, site: str) -> None:
+    def test_other_sites_may_only_link(self, client: TestClient, site: str) -> None:
         seen = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
         for path in ("/thumbnails/0", "/api/space", "/"):
             assert client.get(path, headers=seen).status_code == 403
@@ -315,10 +299,10 @@ class TestSafety:
         assert client.get("/thumbnails/0", headers=link).status_code == 403
 
     @pytest.mark.parametrize("site", ["none", "same-origin"])
-    def test_what_this_page_or_a_person_asks_for_is_shown(self, client: TestClient, site: str) -> None:
+    def test_own_requests_are_accepted(self, client: TestClient, site: str) -> None:
         assert client.get("/thumbnails/0", headers={"sec-fetch-site": site}).status_code == 200
 
-    def test_there_are_no_other_pages(self, client: TestClient) -> None:
+    def test_no_api_docs(self, client: TestClient) -> None:
         for path in ("/docs", "/redoc", "/openapi.json"):
             assert client.get(path).status_code == 404
 
@@ -327,76 +311,72 @@ TOKEN = "the-token"
 
 
 @pytest.fixture
-def on_a_network(colors: Space) -> TestClient:
+def network_client(colors: Space) -> TestClient:
     return TestClient(create_app(colors, token=TOKEN), base_url="http://machine.lan:8765", follow_redirects=False)
 
 
 class TestToken:
-    """On a network: whoever has the token, under whatever name, and nobody else."""
-
     @pytest.mark.parametrize("path", ["/", "/api/space", "/thumbnails/0", "/api/images/0", "/nothing", "/?token="])
-    def test_without_it_everything_is_refused(self, on_a_network: TestClient, path: str) -> None:
-        refused = on_a_network.get(path)
-        assert (refused.status_code, list(refused.json())) == (403, ["error"])
-        assert "needs its token" in refused.json()["error"]
-        assert TOKEN not in refused.text
+    def test_missing_token_is_rejected(self, network_client: TestClient, path: str) -> None:
+        rejected = network_client.get(path)
+        assert (rejected.status_code, list(rejected.json())) == (403, ["error"])
+        assert "needs its token" in rejected.json()["error"]
+        assert TOKEN not in rejected.text
 
     @pytest.mark.parametrize("wrong", ["x", TOKEN[:-1], TOKEN + "x", "caf\u00e9", "%ff"])
-    def test_a_wrong_one_is_refused(self, on_a_network: TestClient, wrong: str) -> None:
-        refused = on_a_network.get(f"/?token={wrong}")
-        assert refused.status_code == 403
-        assert not refused.cookies
+    def test_wrong_token_is_rejected(self, network_client: TestClient, wrong: str) -> None:
+        rejected = network_client.get(f"/?token={wrong}")
+        assert rejected.status_code == 403
+        assert not rejected.cookies
 
-    def test_it_is_changed_for_a_cookie_and_leaves_the_address(self, on_a_network: TestClient) -> None:
-        answer = on_a_network.get(f"/?token={TOKEN}")
+    def test_token_becomes_a_cookie(self, network_client: TestClient) -> None:
+        answer = network_client.get(f"/?token={TOKEN}")
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         cookie = answer.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=lax" in cookie
-        assert on_a_network.get("/").status_code == 200
-        assert on_a_network.get("/thumbnails/0").status_code == 200
-        assert on_a_network.post("/api/uploads", content=picture()).status_code == 200
+        assert network_client.get("/").status_code == 200
+        assert network_client.get("/thumbnails/0").status_code == 200
+        assert network_client.post("/api/uploads", content=encoded_image()).status_code == 200
 
-    def test_it_opens_the_page_and_nothing_else(self, on_a_network: TestClient) -> None:
-        assert on_a_network.get(f"/api/space?token={TOKEN}").status_code == 403
-        assert on_a_network.post(f"/api/jobs/pca?token={TOKEN}").status_code == 403
+    def test_token_in_the_url_opens_only_the_page(self, network_client: TestClient) -> None:
+        assert network_client.get(f"/api/space?token={TOKEN}").status_code == 403
+        assert network_client.post(f"/api/jobs/pca?token={TOKEN}").status_code == 403
 
-    def test_another_server_has_another_cookie(self, on_a_network: TestClient, colors: Space) -> None:
-        on_a_network.get(f"/?token={TOKEN}")
+    def test_another_server_has_another_cookie(self, network_client: TestClient, colors: Space) -> None:
+        network_client.get(f"/?token={TOKEN}")
         other = TestClient(create_app(colors, token=TOKEN), base_url="http://machine.lan:8766")
-        other.cookies = on_a_network.cookies
+        other.cookies = network_client.cookies
         assert other.get("/api/space").status_code == 403
 
-    def test_with_it_pages_of_other_sites_may_still_not_ask(self, on_a_network: TestClient) -> None:
-        on_a_network.get(f"/?token={TOKEN}")
-        assert on_a_network.post("/api/jobs/pca", headers={"origin": "http://evil.example"}).status_code == 403
-        assert on_a_network.get("/api/space", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    def test_other_sites_are_rejected_with_the_token(self, network_client: TestClient) -> None:
+        network_client.get(f"/?token={TOKEN}")
+        assert network_client.post("/api/jobs/pca", headers={"origin": "http://evil.example"}).status_code == 403
+        assert network_client.get("/api/space", headers={"sec-fetch-site": "cross-site"}).status_code == 403
 
 
 class TestLimits:
-    """What one who asks too much gets."""
-
-    def test_no_more_than_two_uploads_are_decoded_at_a_time(self, colors: Space) -> None:
-        under_way, most, lock = 0, 0, threading.Lock()
+    def test_two_uploads_at_a_time(self, colors: Space) -> None:
+        active, most, lock = 0, 0, threading.Lock()
         embed = colors.embed_image
 
         def counted(image: Image.Image) -> np.ndarray:
-            nonlocal under_way, most
+            nonlocal active, most
             with lock:
-                under_way += 1
-                most = max(most, under_way)
+                active += 1
+                most = max(most, active)
             time.sleep(0.02)
             with lock:
-                under_way -= 1
+                active -= 1
             return embed(image)
 
         colors.embed_image = counted
         with TestClient(create_app(colors), base_url="http://127.0.0.1") as client, ThreadPoolExecutor(6) as pool:
-            sent = [pool.submit(client.post, "/api/uploads", content=picture()) for _ in range(6)]
+            sent = [pool.submit(client.post, "/api/uploads", content=encoded_image()) for _ in range(6)]
             assert [each.result().status_code for each in sent] == [200] * 6
-        assert 1 <= most <= server.UPLOADS
+        assert 1 <= most <= server.MAX_UPLOADS
 
-    def test_an_upload_that_never_arrives_ends(self, colors: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_upload_that_never_arrives(self, colors: Space, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.05)
         app, sent = create_app(colors), []
         headers = [(b"host", b"127.0.0.1"), (b"content-length", b"1000")]
@@ -416,16 +396,14 @@ class TestLimits:
         asyncio.run(asyncio.wait_for(app(scope, receive, send), 60))
         assert sent[0]["status"] == 408
 
-    def test_an_image_too_large_to_be_decoded_is_a_tile(
-        self, client: TestClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(pictures, "MOST_SHOWN", 300 * 200 - 1)
+    def test_huge_image_is_a_tile(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(images, "MAX_PIXELS", 300 * 200 - 1)
         answer = client.get("/thumbnails/4")
         assert answer.headers["content-type"] == "image/svg+xml"
         assert "too large" in answer.text
 
 
-def test_with_another_host_the_printed_address_has_a_token_and_the_page_asks_for_it(
+def test_other_host_needs_the_printed_token(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = []
@@ -449,7 +427,7 @@ def test_with_another_host_the_printed_address_has_a_token_and_the_page_asks_for
     assert TestClient(served[1], base_url="http://127.0.0.1").get("/api/space").status_code == 200
 
 
-def test_a_taken_port_and_one_that_is_none_are_one_line_each() -> None:
+def test_invalid_or_taken_port_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="try another --port") as caught:
         listen("127.0.0.1", taken.getsockname()[1])
     assert "\n" not in str(caught.value)

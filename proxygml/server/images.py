@@ -1,0 +1,89 @@
+"""Images for the page: cached thumbnails, and uploads, which may be any file."""
+
+import io
+import os
+import threading
+import warnings
+from functools import lru_cache
+from html import escape
+
+from PIL import Image
+
+from proxygml.data import open_image
+from proxygml.data.check import MAX_PIXELS as MAX_PIXELS
+from proxygml.data.images import resize, upright_size
+from proxygml.server.space import Space
+
+SIDES = (96, 224, 512)  # pixels of the longer side; other sizes are rejected
+MAX_CACHED = 512  # thumbnails, about 10 KB each
+MAX_UPLOAD_PIXELS = 64_000_000  # a small file may contain an image that fills the memory
+
+
+class Thumbnails:
+    """`thumbnails.get(image, side)` -> (bytes, media type); the most recently used are cached."""
+
+    def __init__(self, space: Space, max_cached: int = MAX_CACHED) -> None:
+        self._space = space
+        self._decoders = threading.BoundedSemaphore(os.cpu_count() or 1)  # large photos decoded at a time
+        self.encoded = lru_cache(max_cached)(self._encode)
+
+    def get(self, image: int, side: int) -> tuple[bytes, str]:
+        """An image at most `side` pixels wide and high; a gray tile with the reason if it cannot be read."""
+        try:
+            contents = self.encoded(image, side)
+        except FileNotFoundError:
+            return tile("the file is gone")
+        except Image.DecompressionBombError:
+            return tile("too large")
+        except Exception:  # Pillow raises any type of error on a damaged file
+            return tile("cannot be read")
+        return contents, "image/png" if contents.startswith(b"\x89PNG") else "image/jpeg"
+
+    def _encode(self, image: int, side: int) -> bytes:
+        if self._space.open_image is None:
+            raise ValueError("no images")
+        with self._decoders, self._space.open_image(image) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            return thumbnail(opened, side)
+
+
+def thumbnail(image: Image.Image, side: int) -> bytes:
+    """An image, upright and at most `side` pixels wide and high, as JPEG; as PNG if it is that small already."""
+    width, height = upright_size(image)
+    scale = min(1.0, side / max(width, height))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    small = Image.fromarray(resize(image, (0, 0, width, height), size))
+    contents = io.BytesIO()
+    small.save(contents, **({"format": "PNG"} if scale == 1 else {"format": "JPEG", "quality": 85}))
+    return contents.getvalue()
+
+
+def tile(text: str) -> tuple[bytes, str]:
+    """A gray SVG with a text, in place of an image."""
+    drawing = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 120 120"><rect width="120" height="120" fill="#8a8f98"/>'
+        '<path d="M44 34h32v32H44z M44 66l32-32" fill="none" stroke="#fff" stroke-width="3"/>'
+        '<text x="60" y="92" font-family="sans-serif" font-size="13" fill="#fff" text-anchor="middle">'
+        f"{escape(text)}</text></svg>"
+    )
+    return drawing.encode(), "image/svg+xml"
+
+
+def read_upload(contents: bytes) -> Image.Image:
+    """The decoded image of an upload; a ValueError of one line if it is not an image or too large."""
+    if not contents:
+        raise ValueError("the file is empty: choose a photo")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = open_image(io.BytesIO(contents))
+        if image.width * image.height > MAX_UPLOAD_PIXELS:
+            raise Image.DecompressionBombError
+        image.load()
+        return image
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        limit = f"{MAX_UPLOAD_PIXELS // 10**6} million pixels"
+        raise ValueError(f"the image has more than {limit}: make it smaller") from None
+    except Exception as error:  # Pillow raises any type of error on a damaged file
+        raise ValueError("not a readable image (JPEG, PNG, WebP, GIF, BMP or TIFF), or damaged") from error

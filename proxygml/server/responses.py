@@ -1,0 +1,152 @@
+"""Content of the JSON responses: plain values about a space."""
+
+from functools import partial
+
+import numpy as np
+from PIL import Image
+
+from proxygml.server.failures import find_failures, list_confused
+from proxygml.server.jobs import Job, Report
+from proxygml.server.map import draw, layouts
+from proxygml.server.space import Space, Subgraph
+
+MAX_IMAGES = 20_000  # up to this many, failures are computed at the start: it takes seconds
+MAX_ACTIVE_CLASSES = 20  # in the response about a subgraph
+
+
+class Responses:
+    """Responses about one space; slow computations run in `jobs`."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.failures = Job(partial(find_failures, space))
+        self.jobs = {"failures": self.failures} | {name: Job(partial(self._draw, name)) for name in layouts()}
+
+    def start_jobs(self) -> None:
+        """Start the jobs that the page needs at once."""
+        self.jobs["pca"].start()
+        if len(self.space) <= MAX_IMAGES:
+            self.failures.start()
+
+    def stop_jobs(self) -> None:
+        """Cancel all jobs; a thread that does not end within half a second is abandoned."""
+        for job in self.jobs.values():
+            job.cancel()
+        for job in self.jobs.values():
+            job.wait(0.5)
+
+    def progress(self) -> dict[str, dict]:
+        """The status of every job; with Recall@1 once failures are computed."""
+        status = {name: job.status() for name, job in self.jobs.items()}
+        if self.failures.state == "done":
+            status["failures"]["recall_at_1"] = self.failures.result.recall_at_1
+        return status
+
+    def about(self) -> dict:
+        """The space as a whole."""
+        space, proxies = self.space, self.space.proxies
+        numbers = {label: number for number, label in enumerate(space.labels.tolist())}
+        return {
+            "name": space.name,
+            "images": len(space),
+            "dimensions": space.vectors.shape[1],
+            "classes": space.class_names,
+            "sizes": space.class_sizes.tolist(),
+            "examples": np.unique(space.classes, return_index=True)[1].tolist(),  # an image of each class
+            "pictures": space.open_image is not None,
+            "unit": space.unit,
+            "upload": space.embed_image is not None,
+            "no_upload": space.no_upload,
+            "layouts": layouts(),
+            "proxies": proxies
+            and {
+                "classes": proxies.class_names,
+                "per_class": proxies.vectors.shape[1],
+                "links": proxies.links,
+                # The class of the images that belongs to each class of proxies, or -1.
+                "image_classes": [numbers.get(label, -1) if label >= 0 else -1 for label in proxies.labels.tolist()],
+            },
+        }
+
+    def images(self, text: str, class_number: int | None, order: str, start: int, count: int) -> dict:
+        """A page of the images that match a text and a class."""
+        selected = self.space.matching(text, class_number)
+        if order != "number":
+            ranked = self.failures.result.worst_first(order)
+            selected = ranked[np.isin(ranked, selected)]
+        return {"total": len(selected), "images": [self._image(i) for i in selected[start : start + count].tolist()]}
+
+    def image(self, number: int, count: int) -> dict:
+        """An image with its nearest neighbors and its subgraph."""
+        nearest, distances = self.space.nearest_others(np.array([number]), count)
+        neighbors = self._neighbors(nearest[0], distances[0])
+        for neighbor in neighbors:
+            neighbor["right"] = bool(neighbor["class"] == self.space.classes[number])
+        return self._image(number) | {"nearest": neighbors, "subgraph": self._subgraph(self.space.subgraph_of(number))}
+
+    def upload(self, image: Image.Image, count: int) -> dict:
+        """The nearest neighbors of an uploaded image, and its subgraph."""
+        if self.space.embed_image is None:
+            raise ValueError(self.space.no_upload)
+        vector = self.space.embed_image(image)  # (D,)
+        nearest, distances = self.space.nearest(vector[None], count)
+        proxies = self.space.proxies
+        return {
+            "size": image.size,
+            "nearest": self._neighbors(nearest[0], distances[0]),
+            "subgraph": self._subgraph(None if proxies is None else proxies.subgraph(vector, None)),
+        }
+
+    def confusions(self) -> list[dict]:
+        """Pairs of classes, the most confused first."""
+        return [pair._asdict() for pair in self.failures.result.confusions]
+
+    def confused(self, first: int, second: int, count: int) -> dict:
+        """Images of one of two classes with neighbors of the other."""
+        pairs = list_confused(self.space, self.failures.result, first, second)
+        return {
+            "total": len(pairs),
+            "pairs": [
+                {"image": self._image(image), "neighbor": self._image(neighbor), "rank": rank}
+                for image, neighbor, rank in pairs[:count]
+            ],
+        }
+
+    def _image(self, number: int) -> dict:
+        image = {"number": number, "class": int(self.space.classes[number]), "path": self.space.paths[number]}
+        if self.failures.state == "done":
+            failures = self.failures.result
+            image["first_right"] = int(failures.first_right[number])
+            image["wrong_fraction"] = round(float(failures.wrong_fraction[number]), 4)
+            image["depth"] = failures.nearest.shape[1]
+        return image
+
+    def _neighbors(self, nearest: np.ndarray, distances: np.ndarray) -> list[dict]:
+        return [
+            {"number": i, "class": int(self.space.classes[i]), "path": self.space.paths[i], "similarity": similarity}
+            for i, similarity in zip(nearest.tolist(), self.space.similarity(distances).tolist(), strict=True)
+        ]
+
+    def _subgraph(self, subgraph: Subgraph | None) -> dict | None:
+        proxies = self.space.proxies
+        if subgraph is None or proxies is None:
+            return None
+        links = np.bincount(subgraph.linked // proxies.vectors.shape[1], minlength=len(proxies.vectors))  # (C,)
+        order = np.argsort(-subgraph.probabilities, kind="stable")[:MAX_ACTIVE_CLASSES]
+        classes = subgraph.active_classes[order]
+        columns = classes, links[classes], subgraph.scores[order], subgraph.probabilities[order]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return {
+            "linked": subgraph.linked.tolist(),
+            "cosines": np.round(subgraph.cosines.astype(float), 4).tolist(),
+            "own_class": subgraph.own_class,
+            "active_classes": [dict(zip(("class", "links", "score", "probability"), row, strict=True)) for row in rows],
+            "more": len(subgraph.active_classes) - len(order),
+        }
+
+    def _draw(self, layout: str, report: Report) -> np.ndarray:
+        """All images followed by all proxies as points (M + CN, 2)."""
+        vectors = self.space.vectors
+        if self.space.proxies is not None:
+            vectors = np.concatenate([vectors, self.space.proxies.unit_vectors.astype(np.float32)])
+        return draw(layout, vectors, report)
