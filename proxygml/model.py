@@ -192,13 +192,14 @@ def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progr
             if not is_text(path):
                 problems.setdefault(place, Problem(place, path, "its name is not valid Unicode: rename it"))
         added.problems += problems.values()
-        if len(problems) == len(block):
+        readable = np.setdiff1d(np.arange(len(block)), list(problems))
+        if not len(readable):
             continue
 
         def report(done: int, _: int, start: int = start) -> None:
             progress("embedding", start + done, len(images), "")
 
-        result = model.embed(block.without(list(problems)), report)
+        result = model.embed(block.select(readable), report)
         paths = np.array([item_name(images, path) for path in result.paths], str)
         new = index.add(replace(result, paths=paths))
         added.new += new
