@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxygml.files import atomic_write
-from proxygml.paper import EXPERIMENTS, find
+from proxygml.paper import EXPERIMENTS, find, frozen
 from proxygml.paper.rendering import (
     PROTOCOLS,
     caveats,
@@ -69,7 +69,7 @@ class Section:
 
 
 def write_report() -> Path:
-    """Draw every experiment in results/ of this checkout, and write its docs/results.md."""
+    """Draw every experiment in results/ of this checkout, and write its docs/results.md and the README's table."""
     folder, page = Path("results"), Path("docs/results.md")
     if not folder.is_dir() or not page.parent.is_dir():
         raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
@@ -78,7 +78,26 @@ def write_report() -> Path:
             render(experiment, dataset, protocol, folder)
     with atomic_write(page) as draft:
         draft.write_text(report(folder))
+    if ("cars-head", "paper") in made("comparison", folder):
+        readme = Path("README.md")
+        with atomic_write(readme) as draft:
+            draft.write_text(update_readme(readme.read_text(), folder))
     return page
+
+
+def update_readme(text: str, folder: Path) -> str:
+    """The README with the scores on Cars196 from results/ in its table."""
+    results = load_results("comparison", "cars-head", "paper", folder)
+    table = full_table("comparison", results, "cars-head", folder)
+    method, recall, nmi = (table.columns.index(name) for name in ("method", "R@1", "NMI"))
+    rows = [row for row in table.rows if not row[method].startswith("proxygml, ")]
+    lines = [
+        f"| | {'nothing' if row[method] == frozen.FROZEN else 'linear head'} "
+        f"| {row[method]} | {row[recall]} | {row[nmi]} |\n"
+        for row in sorted(rows, key=lambda row: float(row[recall].split()[0]))
+    ]
+    before, first_line, rest = text.partition("| Cars196, 144 px | | | | |\n")
+    return before + first_line + "".join(lines) + rest[rest.index("\n\n") + 1 :]
 
 
 def report(folder: Path, *, quick: bool = False) -> str:
