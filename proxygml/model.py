@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from proxygml.training import build
 from proxygml.training.run import Progress, Run, no_progress
 
 BLOCK = 1024  # images that are embedded and stored at a time: at most these are lost by Ctrl-C
+MAX_NAMED = 20  # unreadable images that are reported by name
 Kind = Literal["run", "embeddings", "index", "export", "images"]
 KINDS: dict[Kind, str] = {
     "run": "the folder of a run",
@@ -141,11 +142,11 @@ def _choose_device(name: str) -> torch.device:
 
 @dataclass
 class Added:
-    """What was added to an index: new items, existing ones, and images that cannot be read."""
+    """Numbers of items that were added to an index, that it contained already, and of images that cannot be read."""
 
     new: int = 0
     existing: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    skipped: int = 0
 
 
 def images_below(folder: Path) -> ImageList:
@@ -173,7 +174,7 @@ def add_embeddings(index: AnyIndex, source: Embeddings | AnyIndex, progress: Pro
 
 
 def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progress) -> Added:
-    """Embed the images that an index does not contain and add them; unreadable images are skipped.
+    """Embed the images that an index does not contain and add them; unreadable images are skipped and reported.
 
     Every block is stored when it is done: after Ctrl-C or a kill, the same call continues.
     """
@@ -191,7 +192,9 @@ def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progr
         for place, path in enumerate(block.paths):
             if not is_text(path):
                 problems.setdefault(place, Problem(place, path, "its name is not valid Unicode: rename it"))
-        added.problems += problems.values()
+        for problem in list(problems.values())[: max(0, MAX_NAMED - added.skipped)]:
+            progress(f"skipped {problem.path}", 0, 0, problem.reason)
+        added.skipped += len(problems)
         readable = np.setdiff1d(np.arange(len(block)), list(problems))
         if not len(readable):
             continue
@@ -205,20 +208,22 @@ def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progr
         added.new += new
         added.existing += len(paths) - new  # another process has added them
     progress("embedding", len(images), len(images), "")
+    if added.skipped > MAX_NAMED:
+        progress("skipped", 0, 0, f"{added.skipped - MAX_NAMED:,} more images that cannot be read")
     return added
 
 
 def open_vectors(
-    location: str | Path, *, split: str = "test", progress: Progress = no_progress
-) -> tuple[Embeddings | AnyIndex, Added]:
-    """The embeddings in an .npz, an index, or the index of a run's images; and what was embedded for it just now."""
+    location: str | Path, *, split: str = "test", data: Path | None = None, progress: Progress = no_progress
+) -> Embeddings | AnyIndex:
+    """The embeddings in an .npz, an index, or the index of a run's images (`data`: their folder if they have moved)."""
     match kind_of(location, ("run", "embeddings", "index")):
         case "run":
-            return run_index(Model(location), split, progress=progress)
+            return run_index(Model(location), split, data=data, progress=progress)
         case "embeddings":
-            return Embeddings.load(Path(location)), Added()
+            return Embeddings.load(Path(location))
         case _:
-            return open_index(location), Added()
+            return open_index(location)
 
 
 def read_all(source: Embeddings | AnyIndex) -> Embeddings:
@@ -232,18 +237,18 @@ def read_all(source: Embeddings | AnyIndex) -> Embeddings:
 
 def run_index(
     model: Model, split: str = "test", *, data: Path | None = None, progress: Progress = no_progress
-) -> tuple[Index, Added]:
+) -> Index:
     """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
 
-    `data` is the folder of the images if they have moved. If the run's folder is read-only, the index is in memory.
+    If the folder cannot be written, the index is in memory.
     """
     folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
+    dim, model_id = model.recipe.embedding_dim, model.model_id
     if (folder / "items.sqlite").is_file():
         index = Index.open(folder)
-        if index.model == model.model_id and index.metadata.get("complete") == "yes":
-            return index, Added()
+        if index.model == model_id and index.metadata.get("complete") == "yes":
+            return index
         index.close()
-    dim, model_id = model.recipe.embedding_dim, model.model_id
     recipe = model.recipe if data is None else model.recipe.changed({"data": str(data)})
     images = build.load_images(recipe)[0 if split == "train" else 1]
     with ExitStack() as stack:
@@ -253,12 +258,12 @@ def run_index(
         except files.UnwritableError as error:
             warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
             index = Index.create(None, dim=dim, model=model_id)
-        added = add_images(index, model, images, progress)
+        add_images(index, model, images, progress)
         if index.folder is not None:
             index.save_model(model.run.folder)
         index.set_metadata("root", os.path.abspath(images.root or "."))
         index.set_metadata("complete", "yes")
-    return index, added
+    return index
 
 
 def _open_cache(folder: Path, dim: int, model_id: str) -> Index:

@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from proxygml.losses import Method
-from proxygml.paper import tables
 from proxygml.training.recipe import Recipe
 
 # Control characters, marks that change the direction of text, and surrogates.
@@ -88,16 +87,13 @@ def program() -> str:
 
 def show_scores(rows: dict[str, dict], *, heading: str) -> None:
     """Print a table with one row per name, in percent."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(heading, no_wrap=True)
-    recalls = [key for key in next(iter(rows.values())) if key.startswith("recall@")]
-    metrics = [*recalls, "map_at_r", "r_precision", "nmi"]
-    titles = {"map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
-    for metric in metrics:
-        table.add_column(titles.get(metric, metric.replace("recall", "R")), justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *("-" if row[metric] is None else f"{100 * row[metric]:.1f}" for metric in metrics))
-    output.print(table)
+    recalls = {key: f"R{key[6:]}" for key in next(iter(rows.values())) if key.startswith("recall@")}
+    metrics = {**recalls, "map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
+    cells = [
+        [name, *("-" if row[metric] is None else f"{100 * row[metric]:.1f}" for metric in metrics)]
+        for name, row in rows.items()
+    ]
+    show_table([heading, *metrics.values()], cells)
     lone = max(row["lone_queries"] for row in rows.values())
     if lone:
         output.print(f"{lone} queries have no image of their class to find: each counts as a miss")
@@ -105,31 +101,29 @@ def show_scores(rows: dict[str, dict], *, heading: str) -> None:
 
 def show_losses(methods: Mapping[str, Method]) -> None:
     """Print a table with one row per loss, and their caveats below it."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("--loss", "paper", "batches", "embeddings", "implementation"):
-        table.add_column(column, no_wrap=True)
-    for name, method in methods.items():
-        batches = f"{method.images_per_class} of a class, {method.batches}"
-        network = "" if method.network == "plain" else f", {method.network}"
-        table.add_row(
+    rows = [
+        (
             name,
             f"{method.title}: {method.paper}",
-            "shuffled" if method.batches == "shuffled" else batches,
-            ("unit length" if method.unit_length else "unnormalized") + network,
+            ("" if method.batches == "shuffled" else f"{method.images_per_class} of a class, ") + method.batches,
+            ("unit length" if method.unit_length else "unnormalized")
+            + ("" if method.network == "plain" else f", {method.network}"),
             method.source + (" *" if method.caveat else ""),
         )
-    output.print(table)
+        for name, method in methods.items()
+    ]
+    show_table(("--loss", "paper", "batches", "embeddings", "implementation"), rows, left=range(5))
     for name, method in methods.items():
         if method.caveat:
             output.print(f"* {name}: {method.caveat}")
 
 
-def show_table(rows: tables.Table) -> None:
-    """Print the table of an experiment."""
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> None:
+    """Print a table, aligned to the right except for the columns `left`."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, column in enumerate(rows.columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
-    for row in rows.rows:
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number in left else "right", no_wrap=True)
+    for row in rows:
         table.add_row(*row)
     output.print(table)
 
@@ -158,7 +152,7 @@ def show_progress() -> Iterator[Report]:
     tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int, note: str) -> None:
-        note = escape_control(note)
+        what, note = in_one_line(what), in_one_line(note)
         if total == 0:
             messages.print(f"{what}: {note}")
             return

@@ -121,8 +121,8 @@ def evaluate(
     from proxygml.model import open_vectors, read_all
 
     with show_progress() as progress:
-        queries = read_all(open_vectors(embeddings, progress=progress)[0])
-        searched = None if gallery is None else read_all(open_vectors(gallery, progress=progress)[0])
+        queries = read_all(open_vectors(embeddings, progress=progress))
+        searched = None if gallery is None else read_all(open_vectors(gallery, progress=progress))
         scores = score(
             queries.vectors,
             queries.labels,

@@ -4,23 +4,21 @@ import os
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from proxygml.cli.display import in_one_line, messages, output, show_progress
+from proxygml.cli.display import output, show_progress
 from proxygml.cli.stopping import resume_hint
 
 if TYPE_CHECKING:
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Added, Model
+    from proxygml.model import Model
     from proxygml.retrieval import AnyIndex
     from proxygml.training.run import Progress
 
-    Source = Embeddings | AnyIndex | tuple[ImageList, Model]  # vectors, or images and the model that embeds them
-
-MAX_LINES = 20  # of images that cannot be read
+    Source = Embeddings | AnyIndex | ImageList
 
 Location = Annotated[str, tyro.conf.Positional]
 SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN")]
@@ -48,6 +46,7 @@ def build(
         split: Which half of the dataset or run.
         kind: How to search [default: by the number of vectors, see docs/search.md].
     """
+    from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model
     from proxygml.retrieval import create_index, is_url, open_index
@@ -61,12 +60,11 @@ def build(
         name = f"{dataset} {data or ''} {split}"
     else:
         name = str(IndexURL.parse(source)) if is_url(source) else os.path.abspath(source)
-    if isinstance(items, tuple):
-        images, embedder = items
-        count, dim, model_id = len(images), embedder.recipe.embedding_dim, embedder.model_id
+    if isinstance(items, ImageList):
+        dim, model_id = cast("Model", model).recipe.embedding_dim, cast("Model", model).model_id
     else:
-        count, dim, model_id = len(items), items.dim, items.model
-    if not count:
+        dim, model_id = items.dim, items.model
+    if not len(items):
         raise ValueError(f"expected vectors to search in, but {source} is empty")
     if isinstance(items, Embeddings):  # before anything is written
         for _ in checked_blocks(items, dim, source):
@@ -76,7 +74,7 @@ def build(
         try:
             index = open_index(out)
         except FileNotFoundError:
-            index = create_index(out, dim=dim, model=model_id, kind=kind, expected_size=count)
+            index = create_index(out, dim=dim, model=model_id, kind=kind, expected_size=len(items))
         if not len(index):
             index.set_metadata("source", name)
         if index.metadata.get("source") != name:
@@ -171,21 +169,20 @@ def _open_source(
         raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
     if source is not None and kind_of(source, ("embeddings", "images", "index", "run")) != "images":
         with show_progress() as progress:
-            vectors, added = open_vectors(source, split=split, progress=progress)
-        show_problems(added)
-        return vectors
+            return open_vectors(source, split=split, progress=progress)
     if model is None:
         raise ValueError("images need --run RUN, a trained run that embeds them")
     if source is not None:
-        return images_below(Path(source)), model
+        return images_below(Path(source))
     changes = {"dataset": dataset, "data": None if data is None else str(data), "classes": None}
     recipe = model.recipe.changed(changes)
     both = load(recipe.dataset, recipe.data, size=recipe.image_size, test_fraction=recipe.test_fraction)
-    return both[0 if split == "train" else 1], model
+    return both[0 if split == "train" else 1]
 
 
 def _fill(index: "AnyIndex", source: "Source", model: "Model | None") -> None:
     """Add a source to an index, bring its search up to date, and print a summary."""
+    from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import add_embeddings, add_images
     from proxygml.retrieval import Index
@@ -196,24 +193,21 @@ def _fill(index: "AnyIndex", source: "Source", model: "Model | None") -> None:
     if model is not None:
         check_model(model.model_id, index.model, index.location)
     with show_progress() as progress:
-        if isinstance(source, tuple):
-            images, embedder = source
-            added = add_images(index, embedder, images, progress)
+        folder = None if model is None else model.run.folder
+        if isinstance(source, ImageList):
+            added = add_images(index, cast("Model", model), source, progress)
         else:
             added = add_embeddings(index, source, progress)
-        folder = None if model is None else model.run.folder
-        if not isinstance(source, (tuple, Embeddings)):
-            folder = source.model_folder()
+            folder = folder if isinstance(source, Embeddings) else source.model_folder()
         if folder is not None and index.model_folder() is None:
             index.save_model(folder)
         index.refresh(partial(progress, f"building {index.kind}", note=""))
         recall = _measure_recall(index, progress)
-    show_problems(added)
     if not len(index):
-        raise ValueError(f"none of the {len(added.problems):,} images can be read: {index.location} is empty")
+        raise ValueError(f"none of the {added.skipped:,} images can be read: {index.location} is empty")
     output.print(
         f"{len(index):,} items in {index.location}: {added.new:,} new, {added.existing:,} existing, "
-        f"{len(added.problems):,} skipped\n"
+        f"{added.skipped:,} skipped\n"
         f"{index.kind} search finds {100 * recall:.1f} % of the 10 nearest"
     )
 
@@ -223,10 +217,3 @@ def _measure_recall(index: "AnyIndex", progress: "Progress") -> float:
     recall = index.recall()
     progress("measuring recall", 1, 1, "")
     return recall
-
-
-def show_problems(added: "Added") -> None:
-    for problem in added.problems[:MAX_LINES]:
-        messages.print(f"skipped {in_one_line(problem.path)}: {problem.reason}")
-    if len(added.problems) > MAX_LINES:
-        messages.print(f"skipped {len(added.problems) - MAX_LINES:,} more images that cannot be read")

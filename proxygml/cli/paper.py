@@ -97,7 +97,7 @@ def paper(
                 progress=progress,
             )
     table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
-    show_table(table)
+    show_table(table.columns, table.rows)
     for remark in remarks:
         output.print(remark, highlight=False, markup=False)
     path = rendering.protocol_file(results, name, dataset, protocol)
@@ -106,7 +106,7 @@ def paper(
 
 
 def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, quick: bool, plan: bool) -> None:
-    from proxygml.paper import queue, tables
+    from proxygml.paper import queue
 
     if data is None:
         raise ValueError("the queue needs a folder with Cars196, CUB_200_2011 and omniglot28.npz: --data ROOT")
@@ -117,7 +117,7 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
             (f"tier {part.tier}", part.name, f"{len(part.missing)} of {part.wanted}", f"{left[part.name] / 60:.1f} h")
             for part in parts
         ]
-        show_table(tables.Table(("when", "what", "runs left", "about"), tuple(rows)))
+        show_table(("when", "what", "runs left", "about"), rows)
     total = sum(len(part.missing) for part in parts)
     output.print(f"{total} runs left, about {sum(left.values()) / 60:.1f} hours on one core")
     if plan or not total:

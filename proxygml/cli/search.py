@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.table import Table
 
-from proxygml.cli.display import in_one_line, messages, output, show_progress
-from proxygml.cli.index import show_problems
+from proxygml.cli.display import in_one_line, messages, output, show_progress, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +41,7 @@ def search(
     if bool(image) == (vectors is not None):
         raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
     with show_progress() as progress:
-        source, added = open_vectors(index, progress=progress)
-    show_problems(added)
+        source = open_vectors(index, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
     if vectors is None:
         folder = run or opened.model_folder()
@@ -79,11 +76,10 @@ def search(
 def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]", *, unit_length: bool) -> None:
     """Print a table for each query; with cosine similarities if the vectors have unit length."""
     for query, hits in zip(queries, results, strict=True):
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        table.add_column("similarity" if unit_length else "distance", justify="right")
-        table.add_column("class", no_wrap=True)
-        table.add_column(f"nearest to {in_one_line(query)}", no_wrap=True)
-        for hit in hits:
-            value = hit.similarity if unit_length else hit.distance
-            table.add_row(f"{value:.4f}", in_one_line(hit.label), in_one_line(hit.path))
-        output.print(table)
+        columns = "similarity" if unit_length else "distance", "class", f"nearest to {in_one_line(query)}"
+        values = [hit.similarity if unit_length else hit.distance for hit in hits]
+        rows = [
+            (f"{value:.4f}", in_one_line(hit.label), in_one_line(hit.path))
+            for value, hit in zip(values, hits, strict=True)
+        ]
+        show_table(columns, rows, left=(1, 2))
