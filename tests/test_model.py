@@ -33,7 +33,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def answered(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+def run_command(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     main([str(argument) for argument in arguments])
     return capsys.readouterr().out
 
@@ -47,35 +47,33 @@ def failure(capsys: pytest.CaptureFixture, *arguments: object) -> str:
 
 
 @pytest.fixture
-def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "index") if request.param == "folder" else request.getfixturevalue("new_database")
 
 
-@pytest.mark.parametrize("any_place", ["folder", "postgres"], indirect=True)
-def test_from_a_folder_of_photos_to_what_is_like_one_of_them(
-    any_place: str, photos: Path, trained_run: Run, capsys: pytest.CaptureFixture
-) -> None:
-    shown = answered(capsys, "index", "build", photos, "--out", any_place, "--run", trained_run.folder)
+@pytest.mark.parametrize("location", ["folder", "postgres"], indirect=True)
+def test_index_and_search_photos(location: str, photos: Path, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+    shown = run_command(capsys, "index", "build", photos, "--out", location, "--run", trained_run.folder)
     assert "4 new, 0 existing, 0 skipped" in shown
     assert "exact search finds 100.0 % of the 10 nearest" in shown
     asked = [photos / "crow" / "2.png", photos / "loose.png"]
-    found = json.loads(answered(capsys, "search", any_place, "--image", *asked, "-n", 3, "--json"))
+    found = json.loads(run_command(capsys, "search", location, "--image", *asked, "-n", 3, "--json"))
     assert [entry["query"] for entry in found] == [str(path) for path in asked]
     assert [len(entry["hits"]) for entry in found] == [3, 3]
     assert [entry["hits"][0]["path"] for entry in found] == [str(path) for path in asked]
     assert [entry["hits"][0]["label"] for entry in found] == ["crow", "my [photos]"]
     assert [entry["hits"][0]["similarity"] for entry in found] == pytest.approx([1, 1])
-    table = answered(capsys, "search", any_place, "--image", asked[0], "-n", 2).splitlines()
+    table = run_command(capsys, "search", location, "--image", asked[0], "-n", 2).splitlines()
     assert table[0].split() == ["similarity", "class", "nearest", "to", *str(asked[0]).split()]
     assert table[1].split() == ["1.0000", "crow", *str(asked[0]).split()]
     assert len(table) == 3
-    answered(capsys, "index", "remove", any_place, asked[0])
-    assert str(asked[0]) not in answered(capsys, "search", any_place, "--image", asked[0]).split("\n", 1)[1]
-    assert "1 new, 3 existing" in answered(capsys, "index", "add", any_place, photos)  # by the network that it keeps
+    run_command(capsys, "index", "remove", location, asked[0])
+    assert str(asked[0]) not in run_command(capsys, "search", location, "--image", asked[0]).split("\n", 1)[1]
+    assert "1 new, 3 existing" in run_command(capsys, "index", "add", location, photos)  # by the network in the index
 
 
-def test_vectors_of_an_index_are_those_of_the_network(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
-    answered(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
+def test_index_has_the_vectors_of_the_model(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+    run_command(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
     (block,) = Index.open(tmp_path / "index").blocks()
     expected = model.Model(trained_run).embed(model.images_below(photos))
     assert block.paths.tolist() == [str(photos / path) for path in expected.paths]
@@ -83,9 +81,7 @@ def test_vectors_of_an_index_are_those_of_the_network(photos: Path, trained_run:
     assert [block.class_name(label) for label in block.labels] == ["my [photos]", "crow", "crow", "water/duck"]
 
 
-def test_an_interrupted_build_goes_on_with_what_is_missing(
-    photos: Path, trained_run: Run, tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_interrupted_build_continues(photos: Path, trained_run: Run, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(model, "BLOCK", 1)
     command = ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]
     add, added = Index.add, []
@@ -102,11 +98,11 @@ def test_an_interrupted_build_goes_on_with_what_is_missing(
     assert caught.value.code == 130
     monkeypatch.setattr(Index, "add", add)
     capsys.readouterr()
-    assert "2 new, 2 existing, 0 skipped" in answered(capsys, *command)
-    assert "0 new, 4 existing, 0 skipped" in answered(capsys, *command)
+    assert "2 new, 2 existing, 0 skipped" in run_command(capsys, *command)
+    assert "0 new, 4 existing, 0 skipped" in run_command(capsys, *command)
 
 
-def test_broken_photos_are_skipped_and_named(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+def test_broken_photos_are_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
     (photos / "crow" / "empty.jpg").write_bytes(b"")
     (photos / "crow" / "text.jpg").write_text("no image")
     whole = (photos / "crow" / "1.png").read_bytes()
@@ -120,8 +116,8 @@ def test_broken_photos_are_skipped_and_named(photos: Path, trained_run: Run, tmp
         assert reason in line
 
 
-def test_a_photo_that_has_gone_is_said_in_a_line(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
-    answered(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
+def test_deleted_photo_is_reported(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+    run_command(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
     (photos / "crow" / "1.png").unlink()
     main(["search", str(tmp_path / "index"), "--image", str(photos / "loose.png")])
     shown = capsys.readouterr()
@@ -129,7 +125,7 @@ def test_a_photo_that_has_gone_is_said_in_a_line(photos: Path, trained_run: Run,
     assert shown.err.splitlines() == [f"1 of these images no longer exist, first {photos / 'crow' / '1.png'}"]
 
 
-def test_a_photo_whose_name_is_no_text_is_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+def test_invalid_file_name_is_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
     shutil.copy(photos / "loose.png", os.fsencode(photos / "crow") + b"/caf\xe9.png")
     main([str(w) for w in ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]])
     shown = capsys.readouterr()
@@ -211,22 +207,20 @@ class TestModel:
             model.Model(trained_run).encode([tmp_path / "a.jpg"])
 
 
-class TestARun:
-    def test_is_evaluated_and_indexed(self, trained_run: Run, tmp_path: Path, capsys) -> None:
+class TestRun:
+    def test_evaluate_and_index(self, trained_run: Run, tmp_path: Path, capsys) -> None:
         run = shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
-        assert json.loads(answered(capsys, "evaluate", run, "--json")) == trained_run.scores["trained"]
+        assert json.loads(run_command(capsys, "evaluate", run, "--json")) == trained_run.scores["trained"]
         items = trained_run.scores["trained"]["images"]
-        assert f"{items} new, 0 existing" in answered(capsys, "index", "build", run, "--out", tmp_path / "index")
+        assert f"{items} new, 0 existing" in run_command(capsys, "index", "build", run, "--out", tmp_path / "index")
         assert open_index(tmp_path / "index").model_folder() is not None
 
-    def test_is_searched_among_its_own_test_images_which_are_embedded_once(
-        self, trained_run: Run, tmp_path: Path, capsys, monkeypatch
-    ) -> None:
+    def test_search_embeds_once(self, trained_run: Run, tmp_path: Path, capsys, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        answered(capsys, "embed", tmp_path / "run", "--out", tmp_path / "test.npz")
+        run_command(capsys, "embed", tmp_path / "run", "--out", tmp_path / "test.npz")
         test = Embeddings.load(tmp_path / "test.npz")
         command = ["search", tmp_path / "run", "--vectors", tmp_path / "test.npz", "-n", "4", "--json"]
-        found = json.loads(answered(capsys, *command))
+        found = json.loads(run_command(capsys, *command))
         assert len(found) == len(test.vectors)
         _, distances = neighbors(test.vectors, test.vectors, count=4)
         np.testing.assert_allclose([[h["distance"] for h in e["hits"]] for e in found], distances, atol=1e-5)
@@ -235,9 +229,9 @@ class TestARun:
             for hit in entry["hits"]:
                 assert hit["label"] == test.class_name(own[hit["path"]])
         monkeypatch.setattr(model.Model, "embed", None)
-        assert json.loads(answered(capsys, *command)) == found
+        assert json.loads(run_command(capsys, *command)) == found
 
-    def test_is_embedded_again_when_its_network_has_changed(self, trained_run: Run, tmp_path: Path) -> None:
+    def test_changed_network_is_embedded_again(self, trained_run: Run, tmp_path: Path) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         before = model.open_vectors(tmp_path / "run")
         run = Run.open(tmp_path / "run")
@@ -248,7 +242,7 @@ class TestARun:
         assert before.model != after.model == run.model_id
         assert len(after) > 0
 
-    def test_that_is_interrupted_is_embedded_to_its_end(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
+    def test_interrupted_cache_is_completed(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         whole = model.open_vectors(tmp_path / "run")
         count = len(whole)
@@ -270,50 +264,50 @@ class TestVectors:
         np.savez(tmp_path / "own.npz", vectors=np.eye(5, 3) + 0.1, labels=np.array(["a", "b", "a", "b", "a"]))
         return tmp_path / "own.npz"
 
-    def test_are_searched_as_they_are_or_in_an_index(self, own: Path, tmp_path: Path, capsys) -> None:
-        assert "5 items in" in answered(capsys, "index", "build", own, "--out", tmp_path / "index")
+    def test_search_in_npz_and_index(self, own: Path, tmp_path: Path, capsys) -> None:
+        assert "5 items in" in run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
         for place in (own, tmp_path / "index"):
-            found = json.loads(answered(capsys, "search", place, "--vectors", own, "-n", "2", "--json"))
+            found = json.loads(run_command(capsys, "search", place, "--vectors", own, "-n", "2", "--json"))
             assert [entry["hits"][0] for entry in found[:3]] == [
                 {"path": str(n), "label": "ab"[n % 2], "distance": 0, "similarity": None} for n in range(3)
             ]
-            assert "distance" in answered(capsys, "search", place, "--vectors", own)
+            assert "distance" in run_command(capsys, "search", place, "--vectors", own)
 
-    def test_go_from_one_index_to_another(self, own: Path, tmp_path: Path, new_database: str, capsys) -> None:
-        answered(capsys, "index", "build", own, "--out", tmp_path / "index")
-        shown = answered(capsys, "index", "build", tmp_path / "index", "--out", new_database, "--kind", "hnsw")
+    def test_copy_between_indexes(self, own: Path, tmp_path: Path, new_database: str, capsys) -> None:
+        run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
+        shown = run_command(capsys, "index", "build", tmp_path / "index", "--out", new_database, "--kind", "hnsw")
         assert "5 new, 0 existing" in shown
         assert "hnsw search finds 100.0 %" in shown
-        answered(capsys, "index", "build", new_database, "--out", tmp_path / "back")
+        run_command(capsys, "index", "build", new_database, "--out", tmp_path / "back")
         assert len(open_index(tmp_path / "back")) == 5
 
-    def test_are_described(self, own: Path, tmp_path: Path, capsys) -> None:
-        answered(capsys, "index", "build", own, "--out", tmp_path / "index")
-        known = json.loads(answered(capsys, "index", "info", tmp_path / "index", "--json"))
+    def test_info(self, own: Path, tmp_path: Path, capsys) -> None:
+        run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
+        known = json.loads(run_command(capsys, "index", "info", tmp_path / "index", "--json"))
         assert (known["items"], known["classes"], known["dim"], known["recall@10"]) == (5, 2, "3", 1)
-        assert "kind        exact" in answered(capsys, "index", "info", tmp_path / "index")
+        assert "kind        exact" in run_command(capsys, "index", "info", tmp_path / "index")
 
-    def test_of_another_gallery_do_not_get_into_an_index_by_mistake(self, own: Path, tmp_path: Path, capsys) -> None:
-        answered(capsys, "index", "build", own, "--out", tmp_path / "index")
+    def test_index_of_another_source_is_kept(self, own: Path, tmp_path: Path, capsys) -> None:
+        run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
         shutil.copy(own, tmp_path / "other.npz")
         line = failure(capsys, "index", "build", tmp_path / "other.npz", "--out", tmp_path / "index")
         assert line == f"error: {tmp_path / 'index'} is an index of {own}: `proxygml index add` adds to it"
         line = failure(capsys, "index", "build", own, "--out", tmp_path / "index", "--kind", "hnsw")
         assert "was started as exact, not hnsw: name another --out" in line
 
-    def test_without_a_network_cannot_be_searched_by_photo(self, own: Path, photos: Path, trained_run, capsys) -> None:
+    def test_photo_needs_the_network(self, own: Path, photos: Path, trained_run, capsys) -> None:
         line = failure(capsys, "search", own, "--image", photos / "loose.png")
         assert line == f"error: {own} does not contain the network of its vectors: name its run with --run RUN"
         line = failure(capsys, "search", own, "--image", photos / "loose.png", "--run", trained_run.folder)
         assert f"{own} has vectors of an unknown model, these are of model {trained_run.model_id}" in line
 
-    def test_of_a_run_can(self, trained_run: Run, photos: Path, tmp_path: Path, capsys) -> None:
-        answered(capsys, "embed", trained_run.folder, "--out", tmp_path / "test.npz")
+    def test_network_by_option_or_from_the_index(self, trained_run: Run, photos: Path, tmp_path: Path, capsys) -> None:
+        run_command(capsys, "embed", trained_run.folder, "--out", tmp_path / "test.npz")
         command = ["--image", photos / "loose.png", "-n", "1"]
-        by_name = answered(capsys, "search", tmp_path / "test.npz", *command, "--run", trained_run.folder)
+        by_name = run_command(capsys, "search", tmp_path / "test.npz", *command, "--run", trained_run.folder)
         run = ["--run", trained_run.folder]
-        answered(capsys, "index", "build", tmp_path / "test.npz", "--out", tmp_path / "index", *run)
-        assert answered(capsys, "search", tmp_path / "index", *command) == by_name
+        run_command(capsys, "index", "build", tmp_path / "test.npz", "--out", tmp_path / "index", *run)
+        assert run_command(capsys, "search", tmp_path / "index", *command) == by_name
 
     @pytest.mark.parametrize(
         ("arrays", "words"),
@@ -324,14 +318,14 @@ class TestVectors:
             ({"vectors": np.ones(2)}, "expected vectors as floats (M, D)"),
         ],
     )
-    def test_that_are_none_leave_one_line(self, arrays: dict, words: str, tmp_path: Path, capsys) -> None:
+    def test_invalid_vectors_are_one_line(self, arrays: dict, words: str, tmp_path: Path, capsys) -> None:
         np.savez(tmp_path / "bad.npz", **{"labels": np.zeros(2, int), **arrays})
         assert words in failure(capsys, "index", "build", tmp_path / "bad.npz", "--out", tmp_path / "index")
         assert not (tmp_path / "index").exists()
 
 
 class TestMistakes:
-    def test_are_answered_in_one_line(self, photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+    def test_one_line(self, photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
         run = shutil.copytree(trained_run.folder, tmp_path / "run")
         (tmp_path / "empty").mkdir()
         for arguments, words in [
@@ -356,24 +350,22 @@ class TestMistakes:
             assert words in failure(capsys, *arguments)
             assert not (tmp_path / "i").exists()
 
-    def test_photos_of_another_network_are_refused(
-        self, photos: Path, trained_run: Run, tmp_path: Path, capsys
-    ) -> None:
+    def test_other_network_is_refused(self, photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run")
         other = Run.open(tmp_path / "run")
         other.save_best({**other.load_best(), "more": 1})
-        answered(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
+        run_command(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
         line = failure(capsys, "index", "add", tmp_path / "index", photos, "--run", other.folder)
         assert f"these are of model {other.model_id}: embed them with the same model" in line
 
-    def test_photos_that_cannot_be_read_are_no_gallery(self, tmp_path: Path, trained_run: Run, capsys) -> None:
+    def test_no_readable_photo(self, tmp_path: Path, trained_run: Run, capsys) -> None:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "a.jpg").write_bytes(b"")
         command = ["index", "build", tmp_path / "photos", "--out", tmp_path / "index", "--run", trained_run.folder]
         assert "none of the 1 images can be read" in failure(capsys, *command)
 
 
-def test_a_dataset_is_a_gallery(trained_run: Run, tmp_path: Path, photos: Path, capsys) -> None:
+def test_index_of_a_dataset(trained_run: Run, tmp_path: Path, photos: Path, capsys) -> None:
     options = ["--dataset", "folder", "--data", photos, "--split", "train"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the photo in no folder
@@ -383,7 +375,7 @@ def test_a_dataset_is_a_gallery(trained_run: Run, tmp_path: Path, photos: Path, 
     assert all(Path(path).is_file() for path in paths)
 
 
-def test_the_commands_of_the_page_on_search_work(
+def test_commands_in_docs_search_work(
     photos: Path, trained_run: Run, tmp_path: Path, new_database: str, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -396,7 +388,7 @@ def test_the_commands_of_the_page_on_search_work(
     commands = [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
     assert len(commands) >= 10
     for command in commands:
-        if command[0] != "train":  # what it makes is there
+        if command[0] != "train":  # its run exists already
             main([word.replace("postgresql://team@server/photos?index=birds", new_database) for word in command])
     capsys.readouterr()
     assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 6)

@@ -142,8 +142,7 @@ class Index:
 
         Candidates from faiss are ranked again by their full vectors in float64.
         """
-        vectors = validation.check_vectors(vectors, self.dim, self.location)
-        validation.check_count(count)
+        vectors = validation.check_query(vectors, count, self.dim, self.location)
         results: list[list[Hit]] = []
         with self._lock:
             vector_index = self._update(None)

@@ -160,8 +160,7 @@ class PostgresIndex:
         return len(contained)
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
-        vectors = validation.check_vectors(vectors, self.dim, self.location)
-        validation.check_count(count)
+        vectors = validation.check_query(vectors, count, self.dim, self.location)
         results: list[list[Hit]] = [[] for _ in vectors]
         with self._transaction() as connection:  # the settings below end with it
             if self.kind == "hnsw":

@@ -25,16 +25,18 @@ def check_vectors(vectors: np.ndarray, dim: int, location: object) -> np.ndarray
     return vectors
 
 
+def check_query(vectors: np.ndarray, count: int, dim: int, location: object) -> np.ndarray:
+    """Queries (M, D) as float32; an error if they do not fit the index, or if `count` is not positive."""
+    if count < 1:
+        raise ValueError(f"expected to find 1 item or more, got {count}")
+    return check_vectors(vectors, dim, location)
+
+
 def check_model(model: str, expected: str, location: object) -> None:
     """An error if vectors come from another model than those of the index at `location`."""
     if model != expected:
         theirs, ours = (f"model {model_id}" if model_id else "an unknown model" for model_id in (expected, model))
         raise ValueError(f"{location} has vectors of {theirs}, these are of {ours}: embed them with the same model")
-
-
-def check_count(count: int) -> None:
-    if count < 1:
-        raise ValueError(f"expected to find 1 item or more, got {count}")
 
 
 def is_text(name: str) -> bool:

@@ -1,8 +1,10 @@
-"""Content of the JSON responses: plain values about a space."""
+"""Responses about a space: JSON, and arrays as bytes. The methods of `Responses` are routes of the server."""
 
 from functools import partial
+from typing import Annotated, Literal
 
 import numpy as np
+from fastapi import HTTPException, Query, Response
 from PIL import Image
 
 from proxygml.server.failures import find_failures, list_confused
@@ -12,13 +14,15 @@ from proxygml.server.space import Space, Subgraph
 
 MAX_IMAGES = 20_000  # up to this many, failures are computed at the start: it takes seconds
 MAX_ACTIVE_CLASSES = 20  # in the response about a subgraph
+JobName = Literal["failures", "pca", "tsne", "umap"]
+Count = Annotated[int, Query(ge=1, le=200)]
 
 
 class Responses:
     """Responses about one space; slow computations run in `jobs`."""
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, server_id: str) -> None:
+        self.space, self.server_id = space, server_id
         self.failures = Job(partial(find_failures, space))
         self.jobs = {"failures": self.failures} | {name: Job(partial(self._draw, name)) for name in layouts()}
 
@@ -42,12 +46,32 @@ class Responses:
             status["failures"]["recall_at_1"] = self.failures.result.recall_at_1
         return status
 
+    def start(self, name: JobName) -> dict:
+        if command := layouts().get(name):
+            raise HTTPException(409, f"{name} is not installed: {command}")
+        self.jobs[name].start()
+        return self.jobs[name].status()
+
+    def cancel(self, name: JobName) -> dict:
+        self.jobs[name].cancel()
+        return self.jobs[name].status()
+
+    def points(self, layout: Literal["pca", "tsne", "umap"]) -> Response:
+        return _binary(self.jobs[layout].result, "<f4")
+
+    def classes(self) -> Response:
+        return _binary(self.space.classes, "<i4")
+
+    def right(self) -> Response:
+        return _binary(self.failures.result.first_right == 1, "u1")
+
     def about(self) -> dict:
         """The space as a whole."""
         space, proxies = self.space, self.space.proxies
         numbers = {label: number for number, label in enumerate(space.labels.tolist())}
         return {
             "name": space.name,
+            "server_id": self.server_id,
             "images": len(space),
             "dimensions": space.vectors.shape[1],
             "classes": space.class_names,
@@ -68,7 +92,14 @@ class Responses:
             },
         }
 
-    def images(self, text: str, class_number: int | None, order: str, start: int, count: int) -> dict:
+    def images(
+        self,
+        text: Annotated[str, Query(max_length=200)] = "",
+        class_number: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+        order: Literal["number", "rank", "fraction"] = "number",
+        start: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+        count: Count = 60,
+    ) -> dict:
         """A page of the images that match a text and a class."""
         selected = self.space.matching(text, class_number)
         if order != "number":
@@ -76,8 +107,9 @@ class Responses:
             selected = ranked[np.isin(ranked, selected)]
         return {"total": len(selected), "images": [self._image(i) for i in selected[start : start + count].tolist()]}
 
-    def image(self, number: int, count: int) -> dict:
+    def image(self, number: int, count: Count = 24) -> dict:
         """An image with its nearest neighbors and its subgraph."""
+        check_number(number, len(self.space), "image")
         nearest, distances = self.space.nearest_others(np.array([number]), count)
         neighbors = self._neighbors(nearest[0], distances[0])
         for neighbor in neighbors:
@@ -87,7 +119,7 @@ class Responses:
     def upload(self, image: Image.Image, count: int) -> dict:
         """The nearest neighbors of an uploaded image, and its subgraph."""
         if self.space.embed_image is None:
-            raise ValueError(self.space.no_upload)
+            raise HTTPException(409, self.space.no_upload)
         vector = self.space.embed_image(image)  # (D,)
         nearest, distances = self.space.nearest(vector[None], count)
         proxies = self.space.proxies
@@ -101,8 +133,10 @@ class Responses:
         """Pairs of classes, the most confused first."""
         return [pair._asdict() for pair in self.failures.result.confusions]
 
-    def confused(self, first: int, second: int, count: int) -> dict:
+    def confused(self, first: int, second: int, count: Count = 100) -> dict:
         """Images of one of two classes with neighbors of the other."""
+        for number in (first, second):
+            check_number(number, len(self.space.class_names), "class")
         pairs = list_confused(self.space, self.failures.result, first, second)
         return {
             "total": len(pairs),
@@ -150,3 +184,13 @@ class Responses:
         if self.space.proxies is not None:
             vectors = np.concatenate([vectors, self.space.proxies.unit_vectors.astype(np.float32)])
         return draw(layout, vectors, report)
+
+
+def check_number(number: int, count: int, name: str) -> None:
+    """Status 404 if there is no image or class of this number."""
+    if not 0 <= number < count:
+        raise HTTPException(404, f"expected {name} 0 to {count - 1}, got {number}")
+
+
+def _binary(array: np.ndarray, dtype: str) -> Response:
+    return Response(array.astype(dtype).tobytes(), media_type="application/octet-stream")

@@ -7,10 +7,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Literal
 
-import numpy as np
-from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -19,23 +17,19 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from proxygml.server import guards
 from proxygml.server.images import SIDES, Thumbnails, read_upload
 from proxygml.server.jobs import NotReadyError
-from proxygml.server.map import layouts
-from proxygml.server.responses import Responses
+from proxygml.server.responses import Count, Responses, check_number
 from proxygml.server.space import Space
 
 MAX_UPLOAD_BYTES = 20 * 2**20
 MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take half a gigabyte; time for one to arrive
 MAX_CONNECTIONS = 200  # others get status 503
 PAGE = Path(__file__).with_name("page.html")
-JobName = Literal["failures", "pca", "tsne", "umap"]
-Count = Annotated[int, Query(ge=1, le=200)]
 
 
 def create_app(space: Space, *, token: str | None = None) -> FastAPI:
     """The page of a space, for this machine alone or for anyone with the token."""
-    responses, thumbnails = Responses(space), Thumbnails(space)
-    uploads = asyncio.Semaphore(MAX_UPLOADS)
     server_id = secrets.token_urlsafe(8)  # in thumbnail URLs: browsers must not reuse those of another server
+    responses, thumbnails, uploads = Responses(space, server_id), Thumbnails(space), asyncio.Semaphore(MAX_UPLOADS)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -82,32 +76,21 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
         text = PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce)
         return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
-    @app.get("/api/space")
-    def about() -> dict:
-        return responses.about() | {"server_id": server_id}
-
-    @app.get("/api/classes")
-    def classes() -> Response:
-        return _binary(space.classes, "<i4")
-
-    @app.get("/api/right")
-    def right() -> Response:
-        return _binary(responses.failures.result.first_right == 1, "u1")
-
-    @app.get("/api/images")
-    def images(
-        text: Annotated[str, Query(max_length=200)] = "",
-        class_number: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
-        order: Literal["number", "rank", "fraction"] = "number",
-        start: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-        count: Count = 60,
-    ) -> dict:
-        return responses.images(text, class_number, order, start, count)
-
-    @app.get("/api/images/{number}")
-    def image(number: int, count: Count = 24) -> dict:
-        _check_number(number, len(space), "image")
-        return responses.image(number, count)
+    routes: dict[str, Callable] = {
+        "/api/space": responses.about,
+        "/api/classes": responses.classes,
+        "/api/right": responses.right,
+        "/api/images": responses.images,
+        "/api/images/{number}": responses.image,
+        "/api/confusions": responses.confusions,
+        "/api/confusions/{first}/{second}": responses.confused,
+        "/api/jobs": responses.progress,
+        "/api/map/{layout}": responses.points,
+    }
+    for path, route in routes.items():
+        app.get(path)(route)
+    app.post("/api/jobs/{name}")(responses.start)
+    app.delete("/api/jobs/{name}")(responses.cancel)
 
     @app.post("/api/uploads")
     async def upload(request: Request, count: Count = 24) -> dict:
@@ -122,57 +105,18 @@ def create_app(space: Space, *, token: str | None = None) -> FastAPI:
             except ValueError as error:
                 raise HTTPException(415, str(error)) from error
 
-    @app.get("/api/confusions")
-    def confusions() -> list[dict]:
-        return responses.confusions()
-
-    @app.get("/api/confusions/{first}/{second}")
-    def confused(first: int, second: int, count: Count = 100) -> dict:
-        for number in (first, second):
-            _check_number(number, len(space.class_names), "class")
-        return responses.confused(first, second, count)
-
-    @app.get("/api/jobs")
-    def jobs() -> dict[str, dict]:
-        return responses.progress()
-
-    @app.post("/api/jobs/{name}")
-    def start(name: JobName) -> dict:
-        if command := layouts().get(name):
-            raise HTTPException(409, f"{name} is not installed: {command}")
-        responses.jobs[name].start()
-        return responses.jobs[name].status()
-
-    @app.delete("/api/jobs/{name}")
-    def cancel(name: JobName) -> dict:
-        responses.jobs[name].cancel()
-        return responses.jobs[name].status()
-
-    @app.get("/api/map/{layout}")
-    def points(layout: Literal["pca", "tsne", "umap"]) -> Response:
-        return _binary(responses.jobs[layout].result, "<f4")
-
     @app.get("/thumbnails/{number}")
     def thumbnail(number: int, side: int = SIDES[0]) -> Response:
         if space.open_image is None:
             raise HTTPException(404, "these vectors have no images")
         if side not in SIDES:
             raise HTTPException(422, f"expected a side among {', '.join(map(str, SIDES))}, got {side}")
-        _check_number(number, len(space), "image")
+        check_number(number, len(space), "image")
         contents, media_type = thumbnails.get(number, side)
         caching = "no-store" if media_type == "image/svg+xml" else "private, max-age=3600"
         return Response(contents, media_type=media_type, headers={"Cache-Control": caching})
 
     return app
-
-
-def _check_number(number: int, count: int, name: str) -> None:
-    if not 0 <= number < count:
-        raise HTTPException(404, f"expected {name} 0 to {count - 1}, got {number}")
-
-
-def _binary(array: np.ndarray, dtype: str) -> Response:
-    return Response(array.astype(dtype).tobytes(), media_type="application/octet-stream")
 
 
 async def _read(request: Request) -> bytes:

@@ -19,7 +19,7 @@ from proxygml.training.run import Run
 SMALL = ["--classes", "10", "--epochs", "1", "--proxies-per-class", "2", "--ratio", "0.5", "--no-baselines"]
 
 
-def called(*arguments: object) -> subprocess.CompletedProcess:
+def run_command(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "proxygml", *map(str, arguments)], capture_output=True, text=True, timeout=120
     )
@@ -32,24 +32,27 @@ def failure(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str
     return caught.value.code, capsys.readouterr().err.strip()
 
 
-def test_training_shows_scores_pictures_and_what_to_do_next(tmp_path: Path) -> None:
-    done = called("train", "glyphs", *SMALL[:-1], "--out", tmp_path / "run")
+@pytest.mark.slow
+def test_train_prints_scores_and_next_steps(tmp_path: Path) -> None:
+    done = run_command("train", "glyphs", *SMALL[:-1], "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     for words in ("raw pixels", "untrained network", "trained with proxygml", "R@1", "MAP@R", "NMI"):
         assert words in done.stdout
     for picture in ("retrieval.png", "map.png", "curves.png"):
         assert str(tmp_path / "run" / picture) in done.stdout
     assert "What next:" in done.stdout
-    assert "━" not in done.stderr  # no bars where no terminal watches
+    assert "━" not in done.stderr  # no bars without a terminal
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_scores_come_as_json_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.slow
+def test_scores_as_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["train", "glyphs", *SMALL, "--out", str(tmp_path / "run"), "--json"])
     assert json.loads(capsys.readouterr().out) == Run.open(tmp_path / "run").scores
 
 
-def test_without_a_folder_the_run_lands_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_default_folder_is_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["train", "glyphs", *SMALL])
     (folder,) = (tmp_path / "runs").iterdir()
@@ -57,9 +60,7 @@ def test_without_a_folder_the_run_lands_under_runs(tmp_path: Path, monkeypatch: 
     assert Run.open(folder).scores
 
 
-def test_a_run_becomes_vectors_and_vectors_become_scores(
-    trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_embed_then_evaluate(trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["embed", str(trained_run.folder), "--out", str(tmp_path / "test.npz")])
     assert "of 128 dimensions in" in capsys.readouterr().out
     main(["evaluate", str(tmp_path / "test.npz"), "--json"])
@@ -69,7 +70,7 @@ def test_a_run_becomes_vectors_and_vectors_become_scores(
     assert not set(train.paths) & set(test.paths)
 
 
-def test_own_vectors_are_scored_alone_or_against_a_gallery(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_evaluate_own_vectors(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     vectors = np.array([[0.0], [1], [10], [11]])
     np.savez(tmp_path / "a.npz", vectors=vectors, labels=np.array([0, 1, 0, 1]))
     np.savez(tmp_path / "b.npz", vectors=vectors + 0.1, labels=np.array([0, 1, 0, 1]))
@@ -82,33 +83,30 @@ def test_own_vectors_are_scored_alone_or_against_a_gallery(tmp_path: Path, capsy
     assert "a.npz" in shown
 
 
-def test_a_warning_is_one_line(tmp_path: Path) -> None:
-    done = called("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
+@pytest.mark.slow
+def test_warning_is_one_line(tmp_path: Path) -> None:
+    done = run_command("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if line.lower().startswith("warning")]
     assert line.startswith("warning: 1 links for each sample are all taken")
     assert "use a ratio of at least" in line
 
 
-def test_recalls_may_leave_out_the_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.slow
+def test_recall_at_without_1(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     main(["train", "glyphs", *SMALL, "--held-out", "0.2", "--recall-at", "2", "4", "--out", str(tmp_path / "run")])
     assert "R@4" in capsys.readouterr().out
 
 
-def test_a_piped_table_is_not_cut(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_piped_table_is_not_cut(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", vectors=np.eye(50), labels=np.arange(50) % 2)
-    done = called("evaluate", tmp_path / "a.npz", "--recall-at", *range(1, 30))
+    done = run_command("evaluate", tmp_path / "a.npz", "--recall-at", *range(1, 30))
     assert "…" not in done.stdout
     assert "R@29" in done.stdout
 
 
-def test_vectors_that_were_trained_on_are_not_called_unseen(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    np.savez(tmp_path / "a.npz", vectors=np.eye(4), labels=np.arange(4) % 2)
-    main(["evaluate", str(tmp_path / "a.npz")])
-    assert "unseen" not in capsys.readouterr().out
-
-
-def test_a_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", vectors=np.array([[0.0], [1], [10]]), labels=np.array([0, 0, 1]))
     main(["evaluate", str(tmp_path / "a.npz")])
     assert "1 queries have no image of their class to find: each counts as a miss" in capsys.readouterr().out
@@ -117,16 +115,16 @@ def test_a_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture)
 class TestMistakes:
     """Each is one line on stderr that says what to do; nothing is left behind."""
 
-    def test_a_wrong_folder_to_resume(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_resume_of_no_run(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         code, line = failure(capsys, "train", "--resume", tmp_path / "nowhere")
         assert (code, line) == (1, f"error: no recipe.json in {tmp_path / 'nowhere'}: that is not the folder of a run")
 
-    def test_a_folder_that_is_taken(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+    def test_folder_is_not_empty(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
         code, lines = failure(capsys, "train", "glyphs", "--out", trained_run.folder)
         assert code == 1
         assert lines.splitlines()[-1].startswith(f"error: {trained_run.folder} is not empty: choose another --out")
 
-    def test_vectors_that_are_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_missing_vectors(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         code, line = failure(capsys, "evaluate", tmp_path / "no.npz")
         assert code == 1
         assert line.startswith("error: ")
@@ -157,7 +155,7 @@ class TestMistakes:
             *([(["--device", "cuda"], "device cuda is not available")] if not torch.cuda.is_available() else []),
         ],
     )
-    def test_settings_that_cannot_work_leave_no_folder_behind(
+    def test_impossible_settings_leave_no_folder(
         self, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
         code, lines = failure(capsys, "train", "glyphs", *SMALL, *options, "--out", tmp_path / "run")
@@ -165,28 +163,27 @@ class TestMistakes:
         assert words in lines.splitlines()[-1]
         assert not (tmp_path / "run").exists()
 
-    def test_other_settings_beside_a_run_to_resume(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+    def test_resume_with_other_settings(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
         for options in (["glyphs", "--epochs", "5"], ["--out", "elsewhere"]):
             code, line = failure(capsys, "train", *options, "--resume", trained_run.folder)
             assert code == 1
             assert "leave out every other setting" in line
 
-    def test_a_recipe_that_was_edited_after_training(
-        self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
-    ) -> None:
+    def test_recipe_was_edited(self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run")
         edited = trained_run.recipe.changed({"embedding_dim": 64})
         (tmp_path / "run" / "recipe.json").write_text(edited.to_json())
         code, line = failure(capsys, "train", "--resume", tmp_path / "run")
         assert (code, line) == (1, "error: the checkpoint does not fit recipe.json or the data: were they changed?")
 
-    def test_a_path_with_brackets_is_shown_as_it_is(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    @pytest.mark.slow
+    def test_brackets_in_a_path(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         main(["train", "glyphs", *SMALL, "--out", str(tmp_path / "a[/x]")])
         shown = capsys.readouterr()
         assert str(tmp_path / "a[/x]") in shown.err
         assert str(tmp_path / "a[/x]" / "map.png") in shown.out
 
-    def test_an_error_that_nobody_foresaw_is_one_line_too(
+    def test_unexpected_error_is_one_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: object, **__: object) -> None:
@@ -200,7 +197,7 @@ class TestMistakes:
         with pytest.raises(KeyError):
             main(["train", "glyphs", "--out", str(tmp_path / "run")])
 
-    def test_a_run_that_has_no_weights_yet(self, tmp_path: Path, tiny, capsys: pytest.CaptureFixture) -> None:
+    def test_run_without_weights(self, tmp_path: Path, tiny, capsys: pytest.CaptureFixture) -> None:
         run = Run.create(tmp_path / "run", tiny)
         code, line = failure(capsys, "embed", run.folder, "--out", tmp_path / "a.npz")
         assert code == 1
@@ -217,14 +214,14 @@ class TestMistakes:
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["train", "glyphs"], ["embed"], ["evaluate"]])
-def test_help_teaches_every_command(command: list[str], capsys: pytest.CaptureFixture) -> None:
+def test_help(command: list[str], capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
     assert caught.value.code == 0
     assert len(capsys.readouterr().out) > 200
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
+def test_version(capsys: pytest.CaptureFixture) -> None:
     from proxygml import __version__
 
     main(["--version"])
@@ -232,7 +229,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture) -> None:
 
 
 class TestLosses:
-    def test_are_listed_with_paper_needs_and_source(self, capsys: pytest.CaptureFixture) -> None:
+    def test_list(self, capsys: pytest.CaptureFixture) -> None:
         main(["losses"])
         shown = capsys.readouterr().out
         for words in ("proxy-anchor", "Kim et al., CVPR 2020", "two streams", "three heads", "written here *"):
@@ -241,9 +238,8 @@ class TestLosses:
         main(["losses", "--json"])
         assert json.loads(capsys.readouterr().out)["ms"]["batches"] == "balanced"
 
-    def test_take_settings_of_their_own_and_say_where_they_are_reconstructed(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture
-    ) -> None:
+    @pytest.mark.slow
+    def test_settings_and_caveat(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         settings = ["--loss", "damlrrm", "--loss-settings", "base=contrastive", "margin=0.5"]
         main(["train", "glyphs", *SMALL, *settings, "--out", str(tmp_path / "run")])
         assert "* damlrrm: a reconstruction" in capsys.readouterr().out
@@ -263,7 +259,7 @@ class TestLosses:
             (["glyphs", *SMALL, "--loss", "ms", "--images-per-class", "40"], "two classes of 40 images each"),
         ],
     )
-    def test_that_are_mistyped_are_answered_in_one_line(
+    def test_wrong_option_is_one_line(
         self, arguments: list[str], expected: str, capsys: pytest.CaptureFixture, tmp_path: Path
     ) -> None:
         code, message = failure(capsys, "train", *arguments, "--out", tmp_path / "run")
@@ -271,7 +267,7 @@ class TestLosses:
         assert expected in message
         assert not (tmp_path / "run").exists()
 
-    def test_run_like_their_own_authors_ran_them_but_for_what_is_given(
+    def test_native_settings(
         self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         recipes = []
@@ -289,7 +285,7 @@ class TestLosses:
         assert (hdc.backbone, hdc.embedding_dim, hdc.epochs) == ("googlenet", 384, 3)
 
 
-def test_what_was_skipped_in_training_is_skipped_when_embedding(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_embed_skips_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for number in range(8):
         for copy in range(3):
             path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"

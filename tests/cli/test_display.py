@@ -1,4 +1,4 @@
-"""What stands on a terminal: names of files and classes as they are, whatever they try."""
+"""Names of files and classes on a terminal: printed literally, never obeyed."""
 
 import io
 import json
@@ -16,18 +16,18 @@ HOSTILE = "[red]a[/red]:smile:\x1b[2J\x07\x9b31m\u202egpj.exe"
 SHOWN = "[red]a[/red]:smile:\\x1b[2J\\x07\\x9b31m\\u202egpj.exe"
 
 
-def test_what_a_terminal_would_obey_is_escape_control() -> None:
+def test_control_characters_are_escaped() -> None:
     assert escape_control(HOSTILE) == SHOWN
     assert escape_control("a name that is no text: \udcff") == "a name that is no text: \\udcff"
     kept = "caf\u00e9 \u732b \u05d0\u05d1 \U0001f469\u200d\U0001f52c\nnext\tline"
     assert escape_control(kept) == kept
 
 
-def test_a_name_cannot_pretend_to_be_a_line() -> None:
+def test_line_breaks_in_names_are_escaped() -> None:
     assert in_one_line("a.jpg\nall is there\tand") == "a.jpg\\nall is there\\tand"
 
 
-def test_a_console_shows_texts_and_cells_of_tables_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_literally(capsys: pytest.CaptureFixture[str]) -> None:
     console = PlainConsole(width=200)
     console.print(HOSTILE)
     table = Table(box=None, pad_edge=False)
@@ -41,7 +41,7 @@ def test_a_console_shows_texts_and_cells_of_tables_as_they_are(capsys: pytest.Ca
     assert lines[2].split() == [SHOWN, "whole"]
 
 
-def test_hits_are_shown_as_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hits_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
     show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5), Hit("b\nc", "d", 1.0)]], unit_length=False)
     shown = capsys.readouterr().out
     assert shown.count(SHOWN) == 3
@@ -50,7 +50,7 @@ def test_hits_are_shown_as_they_are_called(capsys: pytest.CaptureFixture[str]) -
     assert "\x1b" not in shown
 
 
-def test_hits_as_json_hold_nothing_that_a_terminal_obeys(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_ascii(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = Embeddings(np.eye(2), np.arange(2), np.array([HOSTILE, "b"]), np.array([HOSTILE, "c"]))
     rows.save(tmp_path / "rows.npz")
     search(str(tmp_path / "rows.npz"), vectors=tmp_path / "rows.npz", count=1, json=True)
@@ -60,7 +60,7 @@ def test_hits_as_json_hold_nothing_that_a_terminal_obeys(tmp_path, capsys: pytes
     assert json.loads(shown)[0]["hits"][0]["path"] == HOSTILE
 
 
-def test_notes_of_progress_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.StringIO()
     monkeypatch.setattr(messages, "_file", drawn)  # `file` would stay what it is now
     monkeypatch.setattr(messages, "_force_terminal", True)
@@ -73,5 +73,5 @@ def test_notes_of_progress_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert "\x1b[2J\x07" not in drawn.getvalue()
 
 
-def test_both_consoles_of_the_command_line_are_such() -> None:
+def test_both_consoles_are_plain() -> None:
     assert {type(output), type(messages)} == {PlainConsole}

@@ -13,43 +13,43 @@ from proxygml.data.splits import hold_out
 from proxygml.embeddings import Embeddings
 from proxygml.files import UnwritableError
 from proxygml.model import Model
-from proxygml.retrieval import Index
+from proxygml.retrieval import Index, create_index
 from proxygml.server.opening import open_space
 from proxygml.server.space import Space
 from proxygml.training import build
 from proxygml.training.run import Run
 
 
-def opened(path: Path, *, split: str = "test", data: Path | None = None, told: list | None = None) -> Space:
+def opened(path: Path, *, split: str = "test", data: Path | None = None, reported: list | None = None) -> Space:
     def progress(what: str, done: int, total: int, note: str) -> None:
-        if told is not None:
-            told.append(what)
+        if reported is not None:
+            reported.append(what)
 
     return open_space(str(path), split=split, data=data, progress=progress)
 
 
 @pytest.fixture
 def run(trained_run: Run, tmp_path: Path) -> Run:
-    """A run of one's own."""
+    """A copy of the trained run."""
     shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
     return Run.open(tmp_path / "run")
 
 
-def test_a_run_is_embedded_once_and_kept_in_its_folder(run: Run) -> None:
-    told = []
-    first = opened(run.folder, told=told)
-    assert "embedding" in told
+def test_run_is_embedded_once(run: Run) -> None:
+    reported = []
+    first = opened(run.folder, reported=reported)
+    assert "embedding" in reported
     expected = Model(run).embed(build.load_images(run.recipe)[1])
     np.testing.assert_array_equal(first.vectors, expected.vectors)
     assert first.paths == expected.paths.tolist()
     assert len(Index.open(run.folder / "index")) == len(first)
-    told.clear()
-    again = opened(run.folder, told=told)
-    assert told == []
+    reported.clear()
+    again = opened(run.folder, reported=reported)
+    assert reported == []
     np.testing.assert_array_equal(again.vectors, first.vectors)
 
 
-def test_what_another_network_made_is_not_shown(run: Run) -> None:
+def test_cache_of_another_network_is_replaced(run: Run) -> None:
     with_zeros = Embeddings(np.zeros((1, 128)), np.zeros(1, int), np.array(["a"]), model="another")
     other = Index.create(run.folder / "index", dim=128, model="another")
     other.add(with_zeros)
@@ -58,7 +58,7 @@ def test_what_another_network_made_is_not_shown(run: Run) -> None:
     assert opened(run.folder).unit
 
 
-def test_images_of_a_run_that_moved(run: Run, photos: Path) -> None:
+def test_moved_images(run: Run, photos: Path) -> None:
     recipe = run.recipe.changed({"dataset": "folder", "data": str(photos / "photos"), "classes": None})
     (run.folder / "recipe.json").write_text(recipe.changed({"test_fraction": 0.34, "held_out": 0}).to_json())
     first = opened(run.folder)
@@ -68,7 +68,7 @@ def test_images_of_a_run_that_moved(run: Run, photos: Path) -> None:
     assert size_of(space, 0) == (300, 200)
 
 
-def test_the_images_of_a_run_are_its_own_and_an_upload_lands_on_itself(run: Run) -> None:
+def test_images_of_a_run_and_uploads(run: Run) -> None:
     space = opened(run.folder)
     images = build.load_images(run.recipe)[1]
     for number in (0, 17, len(space) - 1):
@@ -78,7 +78,7 @@ def test_the_images_of_a_run_are_its_own_and_an_upload_lands_on_itself(run: Run)
         assert space.nearest(vector[None], 1)[0][0, 0] == number
 
 
-def test_proxies_are_those_of_the_checkpoint_with_the_names_of_their_classes(run: Run) -> None:
+def test_proxies_of_a_run(run: Run) -> None:
     train = opened(run.folder, split="train")
     images = build.load_images(run.recipe)[0]
     kept, held_out = hold_out(images, run.recipe.held_out)
@@ -96,7 +96,7 @@ def test_proxies_are_those_of_the_checkpoint_with_the_names_of_their_classes(run
     assert train.proxies.links == build.build_loss(run.recipe, len(kept.class_names)).links
 
 
-def test_a_run_whose_images_are_gone_is_shown_from_what_was_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(run.folder)
 
     def gone(recipe: object) -> None:
@@ -113,7 +113,7 @@ def test_a_run_whose_images_are_gone_is_shown_from_what_was_kept(run: Run, monke
         opened(run.folder)
 
 
-def test_a_folder_that_cannot_be_written_to_is_only_slower(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: Path) -> None:
         raise UnwritableError("no space left")
 
@@ -127,7 +127,7 @@ def size_of(space: Space, number: int) -> tuple[int, int]:
         return image.size
 
 
-def test_an_npz_finds_its_images_beside_it_or_where_it_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_an_npz(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = opened(photos / "vectors.npz", data=photos / "photos")
     assert size_of(space, 0) == (300, 200)
     assert space.embed_image is None
@@ -139,7 +139,7 @@ def test_an_npz_finds_its_images_beside_it_or_where_it_is_told(photos: Path, mon
     assert size_of(opened(Path("vectors.npz")), 5) == (300, 200)
 
 
-def test_an_npz_that_was_sent_shows_no_file_outside_its_folder(photos: Path) -> None:
+def test_npz_opens_no_file_outside_its_folder(photos: Path) -> None:
     folder, secret = photos / "photos", photos / "secret.png"
     Image.new("RGB", (5, 5)).save(secret)
     (folder / "link.png").symlink_to(secret)
@@ -156,7 +156,7 @@ def test_an_npz_that_was_sent_shows_no_file_outside_its_folder(photos: Path) -> 
     assert size_of(space, 2) == (5, 5)
 
 
-def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> None:
+def test_npz_without_paths(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "own.npz", vectors=np.eye(4, dtype=np.float16), labels=np.array(["wren", "crow", "wren", "jay"])
     )
@@ -175,7 +175,7 @@ def test_features_of_ones_own_need_neither_paths_nor_images(tmp_path: Path) -> N
     ],
     ids=["absent", "text", "NaN", "empty"],
 )
-def test_what_cannot_be_shown_is_one_line(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+def test_invalid_file_is_one_line(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of the files that this test leaves to be closed
         make(tmp_path / "x.npz")
@@ -184,27 +184,26 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, make: Callable[[Path],
     assert "\n" not in str(caught.value)
 
 
-def test_an_index_shows_what_it_holds_and_embeds_with_the_run_it_keeps(run: Run, tmp_path: Path) -> None:
-    index = pytest.importorskip("proxygml.retrieval", reason="the index is not here yet")
+def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
     rows = Model(run).embed(build.load_images(run.recipe)[1])
     with pytest.raises(ValueError, match=r"a folder without recipe\.json or items\.sqlite"):
         opened(tmp_path)
-    made = index.create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
+    index = create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
     with pytest.raises(ValueError, match="is empty: add to it"):
         opened(tmp_path / "index")
-    made.add(rows)
+    index.add(rows)
     space = opened(tmp_path / "index")
     np.testing.assert_allclose(space.vectors, rows.vectors, atol=1e-6)
     assert [space.class_names[c] for c in space.classes] == [rows.class_name(label) for label in rows.labels]
     assert space.embed_image is None
-    made.save_model(run.folder)
+    index.save_model(run.folder)
     space = opened(tmp_path / "index")
     image = build.load_images(run.recipe)[1].open(3)
     np.testing.assert_allclose(space.embed_image(image), rows.vectors[3], atol=1e-5)
     assert space.subgraph_of(0).own_class is None
 
 
-def test_an_untrained_run_says_what_to_do(run: Run) -> None:
+def test_untrained_run(run: Run) -> None:
     (run.folder / "best.pt").unlink()
     with pytest.raises(FileNotFoundError, match="train it first"):
         opened(run.folder)

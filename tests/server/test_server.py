@@ -19,7 +19,7 @@ from PIL import Image
 
 from proxygml.cli.browse import browse
 from proxygml.embeddings import Embeddings
-from proxygml.server import images, server
+from proxygml.server import images, responses, server
 from proxygml.server.images import SIDES, Thumbnails
 from proxygml.server.server import create_app, listen
 from proxygml.server.space import Proxies, Space
@@ -245,7 +245,7 @@ class TestInvalidInput:
         assert "\n" not in answer.json()["error"]
 
     def test_missing_umap_says_what_to_install(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server, "layouts", lambda: {"umap": "pip install umap-learn"})
+        monkeypatch.setattr(responses, "layouts", lambda: {"umap": "pip install umap-learn"})
         rejected = client.post("/api/jobs/umap")
         assert (rejected.status_code, rejected.json()["error"]) == (
             409,
