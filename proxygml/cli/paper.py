@@ -28,14 +28,15 @@ def paper(
     render: bool = False,
     report: bool = False,
 ) -> None:
-    """Make a table or figure of the paper; without a name, list them.
+    """Reproduce a table or figure of the paper; without a name, list them.
 
-    `proxygml paper modules` trains what results/modules/glyphs.json lacks, a few seeds of each row, keeps every
-    finished run at once, and draws table and figure beside it. After Ctrl-C the same command goes on. Datasets: glyphs
+    `proxygml paper modules` trains the runs missing in results/modules/glyphs.json, a few seeds of each row, saves each
+    when it finishes, and draws table and figure next to it. After Ctrl-C the same command continues. Datasets: glyphs
     needs no download; cars-head, cub-head, cars-small, cub-small, omniglot-sop and omniglot are small enough for a CPU;
     cub, cars and sop are what the paper ran, for a GPU.
 
-    `proxygml paper queue --data ROOT` makes all runs behind docs/results.md one after another, the most telling first;
+    `proxygml paper queue --data ROOT` runs everything behind docs/results.md one after another, the most informative
+    first;
     ROOT holds Cars196, CUB_200_2011 and omniglot28.npz. `--plan` shows what is left.
 
     Args:
@@ -46,8 +47,8 @@ def paper(
         only: Rows to run, by their names in the table [default: all].
         protocol: As the setting has it, without tuning; or fair: settings are chosen on held-out training classes, with
             equal trials for all, and test classes are scored once.
-        jobs: Runs at a time [default: one for each core, or one on a GPU; the queue makes one].
-        executor: Where runs are made: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
+        jobs: Runs at a time [default: one for each core, or one on a GPU; the queue runs one].
+        executor: Where to run: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
             (SBATCH_PARTITION and what else sbatch reads from its environment).
         runs: Stop the queue after so many runs.
         plan: Show what is left in the queue, and about how long it takes, and run nothing.
@@ -114,7 +115,12 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
     left = queue.minutes_left(parts, results)
     if plan:
         rows = [
-            (f"tier {part.tier}", part.name, f"{len(part.missing)} of {part.wanted}", f"{left[part.name] / 60:.1f} h")
+            (
+                f"tier {part.tier}",
+                part.name,
+                f"{len(part.missing)} of {len(part.jobs)}",
+                f"{left[part.name] / 60:.1f} h",
+            )
             for part in parts
         ]
         show_table(("when", "what", "runs left", "about"), rows)

@@ -1,7 +1,6 @@
-"""Where the runs of an experiment are made: in processes on this machine, on a Ray cluster, or on one of SLURM.
+"""Executors of an experiment's runs: processes on this machine, a Ray cluster, or SLURM.
 
-What they find is the same. On a cluster every machine needs this package, and the data and the folder that the command
-is given in under the same paths.
+Results are the same. Every machine of a cluster needs this package, the data and the working folder at the same paths.
 """
 
 import multiprocessing
@@ -29,19 +28,19 @@ DAY = 24 * 60  # minutes
 
 
 class Task(Protocol):
-    """A run under way, or waiting."""
+    """A running or waiting run."""
 
     def done(self) -> bool: ...
 
     def result(self) -> dict: ...
 
 
-Started = tuple[Mapping[str, Task], type[Exception]]  # by name; and what `result` raises where a process was lost
+Started = tuple[Mapping[str, Task], type[Exception]]  # by name; and the error that `result` raises for a lost process
 
 
 @dataclass(frozen=True)
 class Executor:
-    """How runs are made; `jobs` at a time on this machine, None: one for each core, or one on a GPU."""
+    """Kind of executor, and parallel runs on this machine (None: one per core, or one on a GPU)."""
 
     kind: str = "local"
     jobs: int | None = None
@@ -53,28 +52,27 @@ class Executor:
     def start(
         self, measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, alone: bool
     ) -> AbstractContextManager[Started]:
-        """A context in which `measure(recipe, work / name)` is called for each; to leave it early ends them all."""
+        """Context that calls `measure(recipe, work / name)` for each recipe; leaving it early stops them all."""
         if self.kind == "ray":
             return on_ray(measure, recipes, work)
         if self.kind == "slurm":
             return on_slurm(measure, recipes, work)
-        return on_this_machine(measure, recipes, work, jobs=self.at_a_time, alone=alone)
+        return on_this_machine(measure, recipes, work, jobs=self.parallel, alone=alone)
 
     @property
-    def at_a_time(self) -> int:
-        """How many runs there are at a time on this machine."""
+    def parallel(self) -> int:
         return self.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
 
     def to_json(self) -> dict[str, str | int]:
-        """What is kept of it with a result."""
-        return {"jobs": self.at_a_time} if self.kind == "local" else {"executor": self.kind}
+        """The entry in `made_by` of a result."""
+        return {"jobs": self.parallel} if self.kind == "local" else {"executor": self.kind}
 
 
 @contextmanager
 def on_this_machine(
     measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, jobs: int, alone: bool
 ) -> Iterator[Started]:
-    """`jobs` processes that share the cores; `alone` gives each run a new one."""
+    """`jobs` processes that share the cores; `alone`: a new process for each run."""
     threads = max(1, torch.get_num_threads() // jobs)
     tasks: dict[str, Future] = {}
     with _new_pool(jobs, alone=alone) as pool:  # which waits for the thread that manages it, also where it is broken
@@ -97,10 +95,7 @@ def on_this_machine(
 
 @contextmanager
 def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Iterator[Started]:
-    """The Ray cluster that RAY_ADDRESS names or that runs here, else one of this machine's cores alone.
-
-    A run whose worker was lost is given to another, and goes on after its last epoch where that finds its folder.
-    """
+    """The Ray cluster at RAY_ADDRESS, or a local one. A run that loses its worker resumes on another."""
     ray = library("ray", extra="cluster", user="--executor ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
     ray.init(logging_level="ERROR", log_to_driver=False)
@@ -118,18 +113,13 @@ def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Itera
 
 
 @contextmanager
-def on_slurm(
-    measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, cluster: str = "slurm"
-) -> Iterator[Started]:
-    """One array of SLURM jobs; what sbatch reads from its environment, as SBATCH_PARTITION, holds for them.
-
-    Another `cluster` of submitit's: "local" takes processes of this machine.
-    """
+def on_slurm(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Iterator[Started]:
+    """One array of SLURM jobs; sbatch reads its options from the environment (SBATCH_PARTITION, ...)."""
     submitit = library("submitit", extra="cluster", user="--executor slurm")
     try:
-        executor = submitit.AutoExecutor(folder=work / "slurm", cluster=cluster)
+        executor = submitit.AutoExecutor(folder=work / "slurm", cluster="slurm")
     except RuntimeError as error:
-        raise ValueError(f"SLURM is not to be had here ({error}): use --executor local") from error
+        raise ValueError(f"SLURM is not available here ({error}): use --executor local") from error
     cores = 1 + max(recipe.workers for recipe in recipes.values())
     executor.update_parameters(name="proxygml", cpus_per_task=cores, timeout_min=DAY)
     with executor.batch():
@@ -146,7 +136,7 @@ def on_slurm(
 
 
 def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: Path | None = None) -> dict:
-    """The result of a run with its machine, or why it "failed"; runs in the worker process."""
+    """The result of a run with its machine, or {"failed": reason}; called in the worker process."""
     if here is not None:
         os.chdir(here)
     torch.set_num_threads(threads)

@@ -1,8 +1,4 @@
-"""All runs behind docs/results.md, the most telling first, one after another: `proxygml paper queue`.
-
-It can be killed at any moment and started again: each finished run is written to results/ at once, and an unfinished
-one continues after its last epoch.
-"""
+"""`proxygml paper queue`: all runs behind docs/results.md, one after another, the most informative first."""
 
 import statistics
 from collections.abc import Callable
@@ -18,31 +14,25 @@ from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Progress
 
-FIRST = ("modules", "comparison", "ratio")
+
+def _on(setting: str, *experiments: str) -> tuple[tuple[str, str], ...]:
+    return tuple((experiment, setting) for experiment in experiments)
+
+
+FIRST = ("frozen", "modules", "comparison", "ratio")
+SMALL = ("frozen", "comparison", "ratio")
 REST = ("convergence", "proxies", "lambda", "proxy-anchor", "grid", "illustration")
 TIERS: tuple[tuple[tuple[str, str], ...], ...] = (  # experiment, setting
+    (*_on("cars-head", *FIRST), *_on("cars-small", *SMALL)),
     (
-        ("frozen", "cars-head"),
-        *((experiment, "cars-head") for experiment in FIRST),
-        ("frozen", "cars-small"),
-        ("comparison", "cars-small"),
-        ("ratio", "cars-small"),
+        *_on("cars-head", *REST),
+        *_on("cub-head", *FIRST, *REST),
+        *_on("omniglot-sop", "comparison"),
+        *_on("cub-small", *SMALL),
     ),
     (
-        *((experiment, "cars-head") for experiment in REST),
-        *((experiment, "cub-head") for experiment in ("frozen", *FIRST, *REST)),
-        ("comparison", "omniglot-sop"),
-        ("frozen", "cub-small"),
-        ("comparison", "cub-small"),
-        ("ratio", "cub-small"),
-    ),
-    (
-        ("convergence", "cars-small"),
-        ("convergence", "cub-small"),
-        ("proxy-anchor", "omniglot-sop"),
-        ("cost", "cars-head"),
-        ("cost", "cub-head"),
-        ("cost", "omniglot-sop"),
+        *(("convergence", "cars-small"), ("convergence", "cub-small"), ("proxy-anchor", "omniglot-sop")),
+        *(("cost", setting) for setting in ("cars-head", "cub-head", "omniglot-sop")),
     ),
 )
 SEEDS = 3
@@ -50,13 +40,13 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Part:
-    """What is left of an experiment in a setting."""
+    """An experiment in a setting: all its jobs, and those without a run."""
 
     tier: int
     experiment: str
     dataset: str
+    jobs: list[Job]
     missing: list[Job]
-    wanted: int
 
     @property
     def name(self) -> str:
@@ -64,37 +54,37 @@ class Part:
 
 
 def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
-    """What is missing, in order. A run that several experiments want is listed once, scored as often as any wants."""
+    """The queue in order. A run that several experiments share is missing once, with the most tested epochs of any."""
+
+    def key(experiment: str, dataset: str, job: Job) -> tuple[str, ...]:
+        measured = hasattr(find(experiment), "measure")  # not shared with other experiments
+        return experiment if measured else "", dataset, fingerprint(job.recipe)
+
     parts = []
-    planned: set[tuple[str, str]] = set()  # setting and fingerprint
-    wanted = [(tier, *names) for tier, pairs in enumerate(TIERS, 1) for names in pairs]
-    fullest: dict[tuple[str, str], Recipe] = {}
-    for _, experiment, dataset in wanted:
-        for job in [] if hasattr(find(experiment), "measure") else _jobs(experiment, dataset, data, quick):
-            key = dataset, fingerprint(job.recipe)
-            if key not in fullest or len(job.recipe.tested_epochs) > len(fullest[key].tested_epochs):
-                fullest[key] = job.recipe
-    for tier, experiment, dataset in wanted:
-        measured = hasattr(find(experiment), "measure")
-        jobs = _jobs(experiment, dataset, data, quick)
-        if not measured:
-            jobs = [job._replace(recipe=fullest[dataset, fingerprint(job.recipe)]) for job in jobs]
-        _, missing = split_missing(experiment, dataset, jobs, results, measured=measured)
-        if not measured:
-            missing = [job for job in missing if (dataset, fingerprint(job.recipe)) not in planned]
-            planned |= {(dataset, fingerprint(job.recipe)) for job in missing}
-        parts.append(Part(tier, experiment, dataset, missing, len(jobs)))
+    queued = [(tier, *names, _jobs(*names, data, quick)) for tier, pairs in enumerate(TIERS, 1) for names in pairs]
+    fullest: dict[tuple[str, ...], Recipe] = {}
+    for _, experiment, dataset, jobs in queued:
+        for job in jobs:
+            known = fullest.setdefault(key(experiment, dataset, job), job.recipe)
+            if len(job.recipe.tested_epochs) > len(known.tested_epochs):
+                fullest[key(experiment, dataset, job)] = job.recipe
+    planned: set[tuple[str, ...]] = set()
+    for tier, experiment, dataset, jobs in queued:
+        jobs = [job._replace(recipe=fullest[key(experiment, dataset, job)]) for job in jobs]
+        _, missing = split_missing(experiment, dataset, jobs, results)
+        missing = [job for job in missing if key(experiment, dataset, job) not in planned]
+        planned |= {key(experiment, dataset, job) for job in missing}
+        parts.append(Part(tier, experiment, dataset, jobs, missing))
     return parts
 
 
 def _jobs(experiment: str, dataset: str, data: str, quick: bool) -> list[Job]:
-    # Methods that the paper does not compare with are made only on request.
     rows = paper_rows(experiment, paper_protocol_rows(experiment, base_recipe(dataset, data, quick)))
     return jobs_of(rows, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
 
 
 def minutes_left(parts: list[Part], results: Path) -> dict[str, float]:
-    """About how long the missing runs of each part take, by those that are finished or else as the setting says."""
+    """Estimate for each part, from finished runs or else from its setting."""
     left = {}
     for part in parts:
         seconds = [run["seconds"] for run in known_runs(results, part.dataset) if "seconds" in run]
@@ -104,7 +94,7 @@ def minutes_left(parts: list[Part], results: Path) -> dict[str, float]:
 
 
 def _require_data(parts: list[Part], data: str) -> None:
-    """An error that names every dataset that is missing, before the first run instead of after days."""
+    """Name every missing dataset before the first run."""
     needed = dict.fromkeys(SETTINGS[part.dataset].folder for part in parts if part.missing)
     if missing := [name for name in needed if name is not None and not Path(data, name).exists()]:
         raise FileNotFoundError(f"no {' and no '.join(missing)} in {data}: the queue needs all, see docs/datasets.md")
@@ -120,7 +110,7 @@ def run_queue(
     progress: Progress,
     on_run: Callable[[str, dict], None],
 ) -> list[str]:
-    """Make what is missing, at most so many runs; what failed, in a sentence each."""
+    """Run the queue, at most `most` runs; a sentence for each part that failed."""
     failed = []
     left = most
     with locked(work):
@@ -131,22 +121,17 @@ def run_queue(
             if not jobs and part.missing:
                 break
             left = None if left is None else left - len(jobs)
-            measure = getattr(find(part.experiment), "measure", None)
-            everything = _jobs(part.experiment, part.dataset, data, quick)
             try:
-                where = part.experiment, part.dataset, everything, results
-                _, not_made = split_missing(*where, measured=measure is not None)
-                made = [job for job in everything if job not in not_made]  # by this experiment, or by another
+                _, missing = split_missing(part.experiment, part.dataset, part.jobs, results)
                 run_missing(
                     part.experiment,
                     part.dataset,
-                    [*made, *jobs],
-                    results=results,
-                    work=work,
+                    [job for job in part.jobs if job in jobs or job not in missing],
+                    results,
+                    work,
                     executor=Executor(jobs=1),
-                    measure=measure,
-                    alone=measure is not None and not quick,
                     progress=progress,
+                    quick=quick,
                     on_run=lambda run, name=part.name: on_run(name, run),  # type: ignore[misc]
                 )
             except ValueError as error:

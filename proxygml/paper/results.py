@@ -5,8 +5,9 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,33 +18,33 @@ from proxygml.files import CHECKSUM, atomic_write, locked, one_line, parse_json,
 from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe
 
-NO_INFLUENCE = (  # on the scores of a run
-    *("data", "device", "workers", "devices", "nodes", "shard", "timeout"),
-    *("cache", "cache_gigabytes"),
-)
+METRICS = {"R@1": "recall@1", "NMI": "nmi"}  # the paper's two measures, by their columns
+NO_INFLUENCE = frozenset(
+    ["data", "device", "workers", "devices", "nodes", "shard", "timeout", "cache", "cache_gigabytes"]
+)  # on scores
 
 
 def settings_of(recipe: Recipe) -> dict[str, object]:
-    """What decides the scores of a run; defaults are left out, so that new settings may come."""
+    """The settings that decide the scores of a run, without defaults: a new setting changes no fingerprint."""
     default = asdict(Recipe())
     settings = {
         name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE and value != default[name]
     }
     settings["proxy_learning_rate"] = own_rate(recipe)
-    if recipe.keep_epoch == "last":  # scores in between are only looked at
+    if recipe.keep_epoch == "last":  # scores of earlier epochs choose nothing
         settings.pop("tested_epochs", None)
-    if recipe.loss != "proxygml":  # whose settings are the recipe's own
+    if recipe.loss != "proxygml":  # all settings of ProxyGML are in the recipe
         settings["loss_defaults"] = losses.defaults(recipe.loss)
     return settings
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """The same for recipes that give the same scores."""
+    """Hash of the settings that decide the scores of a run."""
     return hashlib.sha256(json.dumps(settings_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def matches(run: dict, recipe: Recipe) -> bool:
-    """Whether a finished run is of this recipe, with scores after every epoch that it asks for."""
+    """Whether a finished run has this recipe, and scores after each of its tested epochs."""
     if run["fingerprint"] != fingerprint(recipe):
         return False
     return recipe.keep_epoch == "best" or set(recipe.tested_epochs) <= {
@@ -51,7 +52,7 @@ def matches(run: dict, recipe: Recipe) -> bool:
     }
 
 
-Claims = Mapping[str, Mapping[str, str]]  # what the paper says, and by each measure whether that holds
+Claims = Mapping[str, Mapping[str, str]]  # claim of the paper -> measure -> verdict
 
 
 class Range(NamedTuple):
@@ -78,13 +79,13 @@ class Results:
 
     @classmethod
     def of(cls, runs: Iterable[dict], names: Iterable[str]) -> "Results":
-        """The runs of these rows, rows without any left out."""
-        runs = list(runs)
-        by_name = {name: sorted((run for run in runs if run["row"] == name), key=_seed) for name in names}
+        """Runs of the named rows; rows without runs are left out."""
+        runs = sorted(runs, key=itemgetter("seed"))
+        by_name = {name: [run for run in runs if run["row"] == name] for name in names}
         return cls({name: same for name, same in by_name.items() if same})
 
     def values(self, row: str, metric: str) -> dict[int, float]:
-        """Percentages by seed; none of a row that was not run."""
+        """Percentages by seed; empty for a row without runs."""
         return {run["seed"]: 100 * run["scores"][metric] for run in self.rows.get(row, ())}
 
     def range(self, row: str, metric: str) -> Range:
@@ -92,32 +93,27 @@ class Results:
         return range_of(list(self.values(row, metric).values()))
 
     def difference(self, row: str, other: str, metric: str) -> Range:
-        """By how much a row is above another, paired by seed."""
+        """Mean difference between two rows, paired by seed."""
         ours, theirs = self.values(row, metric), self.values(other, metric)
         return range_of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
-    def best(self, metric: str) -> str:
-        """The row with the highest mean."""
-        return max(self.rows, key=lambda row: self.range(row, metric).mean)
-
     def verdict(self, row: str, other: str, metric: str = "recall@1") -> str:
-        """Whether a row is above another, in words, with the difference that says so."""
-        difference = self.difference(row, other, metric)
-        return judge(difference)
+        """Verdict on "row is better than other", with the difference."""
+        return judge(self.difference(row, other, metric))
 
     def verdicts(self, row: str, other: str) -> dict[str, str]:
-        """The same by both of the paper's measures: retrieval and clustering."""
-        return {"R@1": self.verdict(row, other, "recall@1"), "NMI": self.verdict(row, other, "nmi")}
+        """The same by Recall@1 and by NMI."""
+        return {column: self.verdict(row, other, metric) for column, metric in METRICS.items()}
 
     def spread(self, rows: Iterable[str], metric: str) -> dict[int, float]:
-        """By seed, how far the best and the worst of these rows are apart; of seeds with which all were run."""
+        """Best minus worst of these rows, for each seed that all of them have."""
         values = [self.values(row, metric) for row in rows]
         seeds = set.intersection(*map(set, values)) if values else set()
         return {seed: max(one[seed] for one in values) - min(one[seed] for one in values) for seed in sorted(seeds)}
 
 
 def judge(difference: Range) -> str:
-    """Whether something is above something else, in words, with the difference that says so."""
+    """Verdict on the claim that a difference is positive."""
     if math.isnan(difference.mean):
         return "not run with the same seeds"
     if math.isnan(difference.half_width):
@@ -130,19 +126,15 @@ def judge(difference: Range) -> str:
 
 
 def range_of(values: list[float]) -> Range:
-    """Mean and 95 % interval of values, by Student's t."""
+    """Mean and 95 % interval (Student's t)."""
     if len(values) < 2:
         return Range(values[0] if values else math.nan, math.nan)
     spread = statistics.stdev(values) / math.sqrt(len(values))
     return Range(statistics.mean(values), float(stats.t.ppf(0.975, len(values) - 1)) * spread)
 
 
-def _seed(run: dict) -> int:
-    return run["seed"]
-
-
 def without_paths(command: str) -> str:
-    """A command with `--data ROOT` and without --results and --work: paths of one machine help nobody."""
+    """A command with `--data ROOT` and without --results and --work."""
     path = r"('[^']*'|\S+)"
     return re.sub(rf"--data[ =]{path}", "--data ROOT", re.sub(rf" --(results|work)[ =]{path}", "", command))
 
@@ -151,17 +143,16 @@ def results_file(folder: Path, experiment: str, dataset: str) -> Path:
     return folder / experiment / f"{dataset}.json"
 
 
-def load_runs(path: Path) -> list[dict]:
-    """The runs, or trials of settings, that `save_runs` wrote; none where there is no file."""
-    return _read(path, _is_run)
+def load_runs(path: Path, *, any_record: bool = False) -> list[dict]:
+    """Runs, or trials of settings, that `save_runs` wrote; empty without a file.
 
-
-def _read(path: Path, expected: Callable[[object], bool]) -> list[dict]:
+    `any_record` also accepts the records that benchmarks keep under results/.
+    """
     if not path.exists():
         return []
     try:
         runs = parse_json(path.read_bytes())
-        if not (isinstance(runs, list) and all(map(expected, runs))):
+        if not (isinstance(runs, list) and all(_is_record(run) and (any_record or _is_run(run)) for run in runs)):
             raise ValueError("no list of runs")
         if any(CHECKSUM in run for run in runs) and not all(CHECKSUM in run for run in runs):
             raise ValueError(f"a run without {CHECKSUM}")
@@ -172,16 +163,13 @@ def _read(path: Path, expected: Callable[[object], bool]) -> list[dict]:
         ) from error
 
 
-def _is_run(run: object) -> bool:
-    """Whether a run says what it is of, and all that it says is of the right kind."""
-    if not isinstance(run, dict) or not _is_record(run) or "row" not in run:
-        return False
+def _is_run(run: dict) -> bool:
+    """Whether a record is a run (row, fingerprint, seed) or a trial (row, of), with numbers as scores."""
     numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
-    return numbers and ("of" in run or {"fingerprint", "seed"} <= run.keys())  # `of` a row, where settings are tried
+    return numbers and "row" in run and ("of" in run or {"fingerprint", "seed"} <= run.keys())
 
 
 def _is_record(run: object) -> bool:
-    """Whether it may stand beside runs: benchmarks keep records of their own there."""
     kinds = {"row": str, "of": str, "fingerprint": str, "seed": int, "scores": dict, "made_by": dict, "curve": list}
     return isinstance(run, dict) and all(isinstance(run.get(name, kind()), kind) for name, kind in kinds.items())
 
@@ -192,7 +180,7 @@ def save_runs(path: Path, runs: list[dict]) -> None:
 
 
 def add_runs(path: Path, new: list[dict]) -> None:
-    """Add runs to a file that other processes may be adding to; a run of the same row, seed and recipe is replaced."""
+    """Add runs to a file under its lock; a run of the same row, seed and recipe is replaced."""
     with locked(path.parent):
         places = {(run["row"], run["seed"], run["fingerprint"]) for run in new}
         kept = [run for run in load_runs(path) if (run["row"], run["seed"], run["fingerprint"]) not in places]
@@ -204,6 +192,6 @@ def known_runs(folder: Path, dataset: str) -> list[dict]:
     return [
         run
         for path in sorted(folder.glob(f"*/{dataset}.json"))
-        for run in _read(path, _is_record)
+        for run in load_runs(path, any_record=True)
         if {"fingerprint", "scores"} <= run.keys()
     ]

@@ -1,6 +1,6 @@
-"""Runs what an experiment lacks, several at a time, and keeps every finished run at once.
+"""Runs the missing runs of an experiment in parallel, and saves each as soon as it finishes.
 
-A run that was interrupted goes on after its last epoch; one that another experiment has made already is taken from it.
+An interrupted run resumes after its last epoch; a run that another experiment already has is copied.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from proxygml.files import atomic_write, locked
 from proxygml.paper import find
-from proxygml.paper.executors import Executor, Measure
+from proxygml.paper.executors import Executor
 from proxygml.paper.processes import finished
 from proxygml.paper.results import (
     add_runs,
@@ -43,10 +43,10 @@ def run_experiment(
     executor: Executor,
     progress: Progress,
 ) -> None:
-    """Make what results/ lacks of an experiment, or of `only` these rows of it.
+    """Run the missing runs of an experiment, or of `only` these rows.
 
-    As the paper did, test classes are scored after every epoch and the best counts; or fair: the settings of every row
-    are chosen on held-out training classes and the test classes are scored once, after the last epoch.
+    Protocol "fair" first tunes every row on held-out training classes; test classes are scored once, after the last
+    epoch.
     """
     module = find(experiment)
     measure = getattr(module, "measure", None)
@@ -67,21 +67,12 @@ def run_experiment(
             dataset = f"{dataset}-fair"
         else:
             rows = chosen(rows, only)
-        run_missing(
-            experiment,
-            dataset,
-            jobs_of(rows, seeds),
-            results=results,
-            work=work,
-            executor=executor,
-            measure=measure,
-            alone=measure is not None and not quick,
-            progress=progress,
-        )
+        jobs = jobs_of(rows, seeds)
+        run_missing(experiment, dataset, jobs, results, work, executor=executor, progress=progress, quick=quick)
 
 
 def paper_protocol_rows(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The rows of an experiment with test classes scored after epochs: those of the authors' code, else every one."""
+    """The rows of an experiment, test classes scored after the authors' epochs, else after every epoch."""
     module = find(experiment)
     tested = tuple(range(1, base.epochs + 1))
     if base.keep_epoch == "last":
@@ -93,10 +84,7 @@ def paper_protocol_rows(experiment: str, base: Recipe) -> dict[str, Recipe]:
 
 
 def rows_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The rows of an experiment, with test classes scored once, after the last epoch.
-
-    Without VARIANTS, the same method with another value of a setting that is searched here.
-    """
+    """The rows of an experiment without VARIANTS, test classes scored once, after the last epoch."""
     module = find(experiment)
     rows = module.rows(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
     return {name: recipe for name, recipe in rows.items() if name not in getattr(module, "VARIANTS", ())}
@@ -108,7 +96,7 @@ def rows_of(experiment: str, base: Recipe, protocol: str) -> dict[str, Recipe]:
 
 
 def paper_rows(experiment: str, rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Of some rows those that the paper compares, or that stand beside them in every table here."""
+    """The rows that the queue runs."""
     compared = getattr(find(experiment), "PAPER_ROWS", rows)
     return {name: recipe for name, recipe in rows.items() if name in compared}
 
@@ -135,7 +123,7 @@ def _tuned(
 
 
 class Job(NamedTuple):
-    """A run that an experiment wants."""
+    """One run of an experiment."""
 
     row: str
     seed: int
@@ -143,21 +131,18 @@ class Job(NamedTuple):
 
 
 def jobs_of(rows: Mapping[str, Recipe], seeds: Iterable[int]) -> list[Job]:
-    """A run of every row with the first seed, then with the next."""
+    """Every row with the first seed, then with the next."""
     return [Job(row, seed, recipe.changed({"seed": seed})) for seed in seeds for row, recipe in rows.items()]
 
 
-def split_missing(
-    experiment: str, dataset: str, jobs: Iterable[Job], results: Path, *, measured: bool
-) -> tuple[list[dict], list[Job]]:
-    """What results/ lacks of an experiment: runs that other experiments have made already, and jobs that none has.
+def split_missing(experiment: str, dataset: str, jobs: Iterable[Job], results: Path) -> tuple[list[dict], list[Job]]:
+    """Split what results/ lacks of an experiment: runs to copy from other experiments, and jobs to run.
 
-    What was `measured` is not taken from others. A run of another recipe in the place of a job is an error: nothing is
-    overwritten.
+    An experiment with `measure` copies none. A run of another recipe with the row and seed of a job is an error.
     """
     path = results_file(results, experiment, dataset)
     runs = load_runs(path)
-    known = [] if measured else known_runs(results, dataset)
+    known = [] if hasattr(find(experiment), "measure") else known_runs(results, dataset)
     taken: list[dict] = []
     missing: list[Job] = []
     for job in jobs:
@@ -182,28 +167,26 @@ def run_missing(
     experiment: str,
     dataset: str,
     jobs: Iterable[Job],
-    *,
     results: Path,
     work: Path,
+    *,
     executor: Executor,
-    measure: Measure | None = None,
-    alone: bool = False,
     progress: Progress,
+    quick: bool = False,
     on_run: Callable[[dict], None] | None = None,
 ) -> None:
-    """Make results/EXPERIMENT/DATASET.json hold a run for every job; unfinished ones live in `work`.
+    """Complete results/EXPERIMENT/DATASET.json with a run for every job; unfinished runs are in `work`.
 
-    A run is `measure(recipe, folder)`, of which others cannot take the result; None: train and score. `alone` gives
-    each a process of its own. `on_run` is called with every run once it is saved.
+    A run calls the experiment's `measure`, each in a new process unless `quick`, or else trains and scores.
     """
-    path = results_file(results, experiment, dataset)
-    taken, missing = split_missing(experiment, dataset, jobs, results, measured=measure is not None)
+    path, measure = results_file(results, experiment, dataset), getattr(find(experiment), "measure", None)
+    taken, missing = split_missing(experiment, dataset, jobs, results)
     if taken:
         add_runs(path, taken)
     if not missing:
         return
     recipes = {fingerprint(job.recipe): job.recipe for job in missing}
-    if measure is not None:  # what was interrupted is measured again from its beginning
+    if measure is not None:  # an interrupted measurement starts again
         work = work / f"{experiment}-{dataset}"
         shutil.rmtree(work, ignore_errors=True)
     total = sum(recipe.epochs for recipe in recipes.values())
@@ -211,9 +194,10 @@ def run_missing(
     def report(done: int, note: str) -> None:
         progress(experiment, done, total, note)
 
-    made = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=report, alone=alone)
-    with closing(made):  # where a result cannot be kept, nothing trains on
-        for key, run in made:
+    alone = measure is not None and not quick
+    runs = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=report, alone=alone)
+    with closing(runs):  # stops the others if a result cannot be saved
+        for key, run in runs:
             wanted = [job for job in missing if fingerprint(job.recipe) == key]
             new = [{"row": job.row, "seed": job.seed, "fingerprint": key, **run} for job in wanted]
             add_runs(path, [one | {"settings": settings_of(recipes[key])} for one in new])
@@ -222,7 +206,7 @@ def run_missing(
 
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
-    """Train, or go on with it; the scores of the best epoch and the course of all."""
+    """Train or resume a run; its `summary`."""
     path = folder / "recipe.json"
     if not path.exists():
         return summary(trainer.train(recipe, folder))
@@ -232,7 +216,7 @@ def train_or_resume(recipe: Recipe, folder: Path) -> dict:
 
 
 def train_or_fail(recipe: Recipe, folder: Path) -> dict:
-    """The same, but settings with which the network overflows are only the worst ones."""
+    """The same, but settings that overflow score 0."""
     try:
         return train_or_resume(recipe, folder)
     except ValueError as error:
@@ -243,10 +227,10 @@ def train_or_fail(recipe: Recipe, folder: Path) -> dict:
 
 
 def summary(run: Run) -> dict:
-    """What of a finished run is worth keeping.
+    """Scores, learning curve and seconds of a finished run.
 
-    Where test classes chose among epochs, as in the paper, the best of these by Recall@1 counts; otherwise the scores
-    after the last epoch, on test classes or else on held-out ones.
+    With keep_epoch "best", as in the paper, the scores of the best epoch on test classes; otherwise of the last epoch,
+    on test classes or else on held-out ones.
     """
     log, scores = run.log, run.scores
     tested = [entry for entry in log if "test" in entry] if run.recipe.keep_epoch == "best" else []

@@ -140,7 +140,7 @@ def test_slurm_jobs_are_canceled_when_the_command_is_stopped(slurm: Path, tmp_pa
     [
         (["cost", "--executor", "ray"], "cost is measured on one machine: leave out --executor ray"),
         (["lambda", "--executor", "ray", "--jobs", "2"], "--jobs is for this machine: ray starts as many runs"),
-        (["lambda", "--executor", "slurm"], "SLURM is not to be had here"),
+        (["lambda", "--executor", "slurm"], "SLURM is not available here"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_in_one_line(

@@ -111,7 +111,7 @@ class TestThePlan:
         assert first == [f"{name} on cars-head" for name in head] + [f"{name} on cars-small" for name in small]
 
     def test_counts_a_run_that_two_experiments_want_once(self, tmp_path: Path) -> None:
-        left = {part.name: (len(part.missing), part.wanted) for part in queue.plan("ROOT", tmp_path)}
+        left = {part.name: (len(part.missing), len(part.jobs)) for part in queue.plan("ROOT", tmp_path)}
         assert left["modules on cars-head"] == (40, 40)  # 8 rows, 5 seeds
         # 16 rows without hdc, 3 seeds; those of ProxyGML at 512 are in Table 1 already.
         assert left["comparison on cars-head"] == (42, 45)
@@ -123,7 +123,7 @@ class TestThePlan:
         first, second, third = queue.plan(".", WORK, quick=True)
         assert [(job.row, job.recipe.tested_epochs) for job in first.missing] == [("a", ()), ("b", (1, 2, 3, 4))]
         assert [job.row for job in second.missing] == ["c"]
-        assert (third.missing, third.wanted) == ([], 1)
+        assert (third.missing, len(third.jobs)) == ([], 1)
 
     def test_says_how_long_by_the_runs_that_are_finished(self, here: Path) -> None:
         parts = queue.plan(".", WORK, quick=True)
