@@ -1,1 +1,1 @@
-"""The commands of the command line: functions whose keywords are options and whose docstrings are the help."""
+"""The commands of the command line: functions with their options as keywords and their help as docstrings."""

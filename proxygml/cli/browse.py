@@ -27,7 +27,7 @@ def browse(
 
     Args:
         space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
-        split: Of a run, its test images, or its training images, to whose classes the proxies belong.
+        split: Test or training images of a run; the proxies belong to the training classes.
         data: Folder of the images, if they have moved.
         host: Address to listen on; on any other than 127.0.0.1, everyone with the printed address (it contains a token)
             can see the images.

@@ -73,8 +73,8 @@ def presets(arguments: list[str]) -> type:
             raise ValueError(f"expected --like fair or --like native, got {given['--like']}")
         chosen = next((name for name in arguments if name in recipes), None)
         if chosen is None or (given["--like"] == "native" and not chosen.startswith("paper-")):
-            wanted = "a preset of the paper" if given["--like"] == "native" else "a preset"
-            raise ValueError(f"--like {given['--like']} changes {wanted}: proxygml train paper-cub --like ...")
+            target = "a preset of the paper" if given["--like"] == "native" else "a preset"
+            raise ValueError(f"--like {given['--like']} changes {target}: proxygml train paper-cub --like ...")
         recipe = recipes[chosen]
         dataset = given.get("--dataset", recipe.dataset)
         recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))

@@ -131,11 +131,10 @@ class Index:
     def remove(self, paths: Sequence[str]) -> int:
         """Remove items by path in one transaction; returns their number."""
         with self._lock, self.database.transaction() as connection:
-            wanted = validation.check_contains(paths, self.contains(paths), self.location)
-            rows = [(path,) for path in wanted]
+            rows = [(path,) for path in validation.check_contains(paths, self.contains(paths), self.location)]
             connection.executemany("INSERT INTO removed (id) SELECT id FROM items WHERE path = ?", rows)
             connection.executemany("DELETE FROM items WHERE path = ?", rows)
-        return len(wanted)
+        return len(rows)
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
         """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer.
@@ -157,8 +156,8 @@ class Index:
 
     def _rank(self, queries: np.ndarray, candidates: np.ndarray, count: int) -> list[list[Hit]]:
         """The nearest to queries (B, D) among candidate ids (B, K), where -1 is no item."""
-        wanted = np.unique(candidates[candidates >= 0]).tolist()
-        rows = self.database.items("items.id IN (SELECT value FROM json_each(?))", json.dumps(wanted))
+        unique = json.dumps(np.unique(candidates[candidates >= 0]).tolist())
+        rows = self.database.items("items.id IN (SELECT value FROM json_each(?))", unique)
         ids = np.array([row[0] for row in rows], np.int64)  # another process may have removed some meanwhile
         vectors = self._matrix([row[3] for row in rows])  # (rows, D)
         results = []

@@ -123,8 +123,8 @@ class PostgresIndex:
             connection.execute(upsert, [name, value])
 
     def contains(self, paths: Sequence[str]) -> set[str]:
-        wanted = [validation.check_text(str(path)) for path in paths]
-        return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [wanted])}
+        texts = [validation.check_text(str(path)) for path in paths]
+        return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [texts])}
 
     def add(self, embeddings: Embeddings) -> int:
         validation.check_model(embeddings.model, self.model, self.location)
@@ -151,12 +151,12 @@ class PostgresIndex:
         return added
 
     def remove(self, paths: Sequence[str]) -> int:
-        wanted = [validation.check_text(str(path)) for path in paths]
+        texts = [validation.check_text(str(path)) for path in paths]
         with self._transaction() as connection:
             select = "SELECT path FROM items WHERE path = ANY(%b) ORDER BY path FOR UPDATE"
-            contained = {path for (path,) in connection.execute(select, [wanted])}
-            validation.check_contains(wanted, contained, self.location)
-            connection.execute("DELETE FROM items WHERE path = ANY(%b)", [wanted])
+            contained = {path for (path,) in connection.execute(select, [texts])}
+            validation.check_contains(texts, contained, self.location)
+            connection.execute("DELETE FROM items WHERE path = ANY(%b)", [texts])
         return len(contained)
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:

@@ -59,11 +59,11 @@ def check_text(text: str, what: str = "paths") -> str:
 
 def check_contains(paths: Sequence[str], contained: set[str], location: object) -> set[str]:
     """The paths as a set; an error if an index does not contain all of them."""
-    wanted = {str(path) for path in paths}
-    missing = sorted(wanted - contained)
+    unique = {str(path) for path in paths}
+    missing = sorted(unique - contained)
     if missing:
-        raise ValueError(f"{location} does not contain {len(missing)} of {len(wanted)} paths, first {missing[0]}")
-    return wanted
+        raise ValueError(f"{location} does not contain {len(missing)} of {len(unique)} paths, first {missing[0]}")
+    return unique
 
 
 def checked_blocks(

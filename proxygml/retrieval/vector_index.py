@@ -83,18 +83,18 @@ class VectorIndex:
 
     def search(self, vectors: np.ndarray, count: int) -> np.ndarray:
         """Ids of candidates for the `count` nearest of vectors (M, D): (M, count or more), filled up with -1."""
-        wanted = min(self.num_candidates(count), len(self))
+        num_candidates = min(self.num_candidates(count), len(self))
         if self.kind == "hnsw":
             selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(sorted(self.removed), np.int64)))
             parameters = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]  # missing in faiss's stubs
-                efSearch=max(EF_SEARCH, 2 * wanted), **({"sel": selector} if self.removed else {})
+                efSearch=max(EF_SEARCH, 2 * num_candidates), **({"sel": selector} if self.removed else {})
             )
             # faiss.contrib.torch_utils, imported by pytorch-metric-learning, replaces search by one without params.
             search = getattr(self.index, "search_numpy", self.index.search)
-            return search(vectors, wanted, params=parameters)[1]
+            return search(vectors, num_candidates, params=parameters)[1]
         default, faiss.cvar.distance_compute_blas_database_bs = faiss.cvar.distance_compute_blas_database_bs, BLAS_BLOCK
         try:
-            return self.index.search(pad(vectors, self.index.d), wanted)[1]
+            return self.index.search(pad(vectors, self.index.d), num_candidates)[1]
         finally:
             faiss.cvar.distance_compute_blas_database_bs = default
 
