@@ -67,7 +67,7 @@ def test_batches_are_the_same_whatever_classes_are_called(draw: Callable, number
 
 
 def test_classes_that_have_no_distances_are_refused() -> None:
-    with pytest.raises(ValueError, match="distances between the 5 classes that have images"):
+    with pytest.raises(ValueError, match="distances between the 5 classes with images"):
         sampling.neighboring(PLAIN, 8, 2, np.eye(6), seed=0, epoch=0)
 
 
