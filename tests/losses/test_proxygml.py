@@ -586,16 +586,15 @@ def test_a_step_with_many_classes_takes_no_memory_of_the_size_of_the_similaritie
     )  # the gradient, and a mask of that part with a byte for each
 
 
-def test_a_small_step_multiplies_no_more_matrices_than_the_equations_have() -> None:
+def test_fused_step_takes_few_products() -> None:
     """CI's guard of time: the number of large operations."""
     loss = ProxyGMLLoss(98, 32)
     samples, labels = torch.randn(32, 32, requires_grad=True), torch.arange(32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 3  # similarities, Z^p, and the gradient of proxies by L^s
+    assert calls["aten::mm"] == 3  # similarities with Z^p, gradients of class sums and of proxies
     assert calls["aten::embedding_bag"] == 1  # gradient of samples
-    assert calls["aten::addmm_"] == 2  # gradients of proxies and class sums by L^p
     assert calls["aten::bmm"] == 1  # class sums
     assert calls["aten::topk"] == 1
 

@@ -24,7 +24,7 @@ TABLE_1 = [
     for positive, mask, weight in itertools.product([False, True], [False, True], [0.0, 0.3])
 ]
 OPTIONS = [
-    *({"links": links, **row} for links, row in itertools.product([1, 8, 33], TABLE_1)),
+    *({"links": links, **row} for links, row in itertools.product([1, 2, 8, 33], TABLE_1)),
     {"links": 8, "scale": 5.0, "literal_mask": True},
     {"links": 8, "proxy_weight": 0.0, "sparse_gradient": True},
     {"links": 8, "proxy_rows": 10_000},

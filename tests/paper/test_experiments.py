@@ -161,7 +161,7 @@ def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: P
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        running, "run_missing", lambda name, dataset, jobs, **_: asked.append([job.row for job in jobs])
+        running, "run_missing", lambda name, dataset, jobs, *_, **__: asked.append([job.row for job in jobs])
     )
     where = {"results": tmp_path, "work": tmp_path / "work", "executor": Executor(), "quick": True}
     running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), progress=print, **where)
