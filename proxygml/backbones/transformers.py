@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,22 +13,14 @@ from proxygml.backbones.trunk import Trunk
 from proxygml.files import one_line, parse_json
 from proxygml.optional import library
 
-
-class Architecture(NamedTuple):
-    """Class in transformers, and which of its outputs represents the image: class token, pooled vector or maps."""
-
-    class_name: str
-    output: str
-
-
-ARCHITECTURES = {  # by the model_type in config.json
-    "vit": Architecture("ViTModel", "token"),
-    "dinov2": Architecture("Dinov2Model", "token"),
-    "dinov2_with_registers": Architecture("Dinov2WithRegistersModel", "token"),
-    "clip": Architecture("CLIPVisionModel", "pooled"),  # the class token after CLIP's last layer norm
-    "clip_vision_model": Architecture("CLIPVisionModel", "pooled"),
-    "convnext": Architecture("ConvNextModel", "maps"),
-    "convnextv2": Architecture("ConvNextV2Model", "maps"),
+ARCHITECTURES = {  # by the model_type in config.json: class in transformers, and its output that represents the image
+    "vit": ("ViTModel", "token"),
+    "dinov2": ("Dinov2Model", "token"),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", "token"),
+    "clip": ("CLIPVisionModel", "pooled"),  # the class token after CLIP's last layer norm
+    "clip_vision_model": ("CLIPVisionModel", "pooled"),
+    "convnext": ("ConvNextModel", "maps"),
+    "convnextv2": ("ConvNextV2Model", "maps"),
 }
 FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,12 +44,11 @@ class TransformersTrunk(Trunk):
         model_type = _read_json(folder / "config.json").get("model_type")
         if model_type not in ARCHITECTURES:
             raise ValueError(f"hf:{name} is of type {model_type!r}: expected one of {', '.join(ARCHITECTURES)}")
-        architecture = ARCHITECTURES[model_type]
-        network_class = getattr(transformers, architecture.class_name)
+        class_name, self.output = ARCHITECTURES[model_type]
+        network_class = getattr(transformers, class_name)
         config = network_class.config_class.from_pretrained(folder)
         self.network = _load(network_class, config, folder, name)
         _remove_unused(self.network)
-        self.output = architecture.output
         self.channels: int = config.hidden_sizes[-1] if self.output == "maps" else config.hidden_size
         self.stage_channels = {"network": self.channels}
         self.pixel_mean, self.pixel_std = pixel_statistics(folder)

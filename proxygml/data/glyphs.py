@@ -77,7 +77,7 @@ def _images_of(chosen: list[int], pixels: np.ndarray, code_points: np.ndarray, f
 
 
 def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_render` returns, from the cache file if it is intact, else rendered and cached."""
+    """The arrays of `_render`, from the cache file if it is intact, else rendered and cached."""
     path = _cache_path(size)
     with suppress(Exception):  # a missing or damaged file is written again
         return _read(path, size)
@@ -86,7 +86,11 @@ def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with atomic_write(path) as temporary:
             np.savez_compressed(temporary, pixels=pixels, code_points=code_points, faces=faces)
     except OSError as error:
-        _warn_once(path.parent, str(error))
+        warnings.warn(
+            f"expected a writable folder, got {path.parent} ({error}): the glyphs are rendered at each call; "
+            "set PROXYGML_CACHE to another folder",
+            stacklevel=3,  # the caller of load
+        )
     return pixels, code_points, faces
 
 
@@ -112,15 +116,6 @@ def _cache_path(size: int) -> Path:
     return cache_folder() / f"glyphs-{size}-{versions}.npz"
 
 
-@cache  # once for each folder
-def _warn_once(folder: Path, reason: str) -> None:
-    warnings.warn(
-        f"expected a writable folder, got {folder} ({reason}): the glyphs are rendered at each call; "
-        "set PROXYGML_CACHE to another folder",
-        stacklevel=4,  # the caller of load
-    )
-
-
 def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pixels (M, size, size), code points (M,) and indices into FACES (M,) of all images, face by face."""
     code_points = _classes()
@@ -139,29 +134,24 @@ def _render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @cache  # the same for every size
 def _classes() -> tuple[int, ...]:
     """Code points of the classes, ascending: one of each group of letters with the same drawing in any face."""
+    from scipy.sparse.csgraph import connected_components
+
     counts = Counter(code_point for face in FACES for code_point in _characters(face) if _is_letter(code_point))
     letters = sorted(code_point for code_point, count in counts.items() if count >= MIN_FACES)
-    lowest = {code_point: code_point for code_point in letters}  # union-find: a step towards the lowest of the group
-
-    def lowest_of_group(code_point: int) -> int:
-        while lowest[code_point] != code_point:
-            code_point = lowest[code_point]
-        return code_point
-
-    blank = set()
+    same = np.zeros((len(letters), len(letters)), dtype=bool)
+    blank = np.zeros(len(letters), dtype=bool)
     for face in FACES:
         font = _font(face, DRAWN_SIZE)
-        drawn = [code_point for code_point in letters if code_point in _characters(face)]
-        drawings = [_draw(code_point, font).resize((32, 32), Image.Resampling.BOX) for code_point in drawn]
-        ink = np.stack([np.asarray(drawing, dtype=np.float32).ravel() for drawing in drawings])  # (letters, 1024)
-        amount = (ink**2).sum(axis=1)  # (letters,)
-        blank |= {drawn[place] for place in np.flatnonzero(amount == 0)}
-        difference = amount[:, None] + amount - 2 * ink @ ink.T  # (letters, letters), squared
-        alike = np.triu(difference < SAME_DRAWING**2 * np.maximum(amount[:, None], amount), k=1)
-        for place, other in np.argwhere(alike):
-            one, another = lowest_of_group(drawn[place]), lowest_of_group(drawn[other])
-            lowest[max(one, another)] = min(one, another)
-    return tuple(letter for letter in letters if lowest[letter] == letter and letter not in blank)
+        drawn = [place for place, code_point in enumerate(letters) if code_point in _characters(face)]
+        drawings = [_draw(letters[place], font).resize((32, 32), Image.Resampling.BOX) for place in drawn]
+        ink = np.stack([np.asarray(drawing, dtype=np.float32).ravel() for drawing in drawings])  # (drawn, 1024)
+        amount = (ink**2).sum(axis=1)  # (drawn,)
+        blank[drawn] |= amount == 0
+        difference = amount[:, None] + amount - 2 * ink @ ink.T  # (drawn, drawn), squared
+        same[np.ix_(drawn, drawn)] |= np.triu(difference < SAME_DRAWING**2 * np.maximum(amount[:, None], amount), k=1)
+    _, groups = connected_components(same, directed=False)  # (letters,)
+    lowest = np.sort(np.unique(groups, return_index=True)[1])
+    return tuple(letters[place] for place in lowest if not blank[place])
 
 
 def _is_letter(code_point: int) -> bool:

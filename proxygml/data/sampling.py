@@ -1,6 +1,7 @@
 """Batches of an epoch as image indices; they depend only on (seed, epoch)."""
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -69,8 +70,7 @@ def balanced(labels: np.ndarray, batch_size: int, images_per_class: int, *, seed
     """
     rng = np.random.default_rng((seed, epoch))
     members = _images_by_class(labels)
-    classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
-    batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
+    classes_per_batch, batches = _epoch_size(members, batch_size, images_per_class)
     return [
         _draw(members, classes, images_per_class, rng)
         for classes in _classes_in_turn(len(members), classes_per_batch, batches, rng)
@@ -97,8 +97,7 @@ def neighboring(
         raise ValueError(
             f"expected distances between the {len(members)} classes with images, got {class_distances.shape}"
         )
-    classes_per_batch = _classes_per_batch(len(members), batch_size, images_per_class)
-    batches = math.ceil(len(labels) / (classes_per_batch * images_per_class))
+    classes_per_batch, batches = _epoch_size(members, batch_size, images_per_class)
     group = min(group, classes_per_batch)
     drawn = []
     for anchors in _classes_in_turn(len(members), classes_per_batch // group, batches, rng):
@@ -129,18 +128,14 @@ def two_streams(
     while math.gcd(first_length, second_length) > 1:
         second_length -= 1
     batches = math.ceil(len(labels) / batch_size)
-    first: dict[int, list[np.ndarray]] = {}  # by pass through the stream
-    second: dict[int, np.ndarray] = {}
+    first = cache(lambda turn: balanced(labels, whole_classes, images_per_class, seed=seed, epoch=turn))
+    second = cache(lambda turn: np.random.default_rng((seed, turn, 1)).permutation(len(labels)))
     drawn = []
     for step in range(epoch * batches, (epoch + 1) * batches):
         turn, place = divmod(step, first_length)
-        if turn not in first:
-            first[turn] = balanced(labels, whole_classes, images_per_class, seed=seed, epoch=turn)
-        structured = first[turn][place][:first_size]
+        structured = first(turn)[place][:first_size]
         turn, place = divmod(step, second_length)
-        if turn not in second:
-            second[turn] = np.random.default_rng((seed, turn, 1)).permutation(len(labels))
-        drawn.append(np.concatenate([structured, second[turn][place * second_size : (place + 1) * second_size]]))
+        drawn.append(np.concatenate([structured, second(turn)[place * second_size : (place + 1) * second_size]]))
     return drawn
 
 
@@ -151,14 +146,15 @@ def _images_by_class(labels: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
 
 
-def _classes_per_batch(classes: int, batch_size: int, images_per_class: int) -> int:
-    count = min(classes, batch_size // images_per_class)
-    if count < 2:
+def _epoch_size(members: list[np.ndarray], batch_size: int, images_per_class: int) -> tuple[int, int]:
+    """Classes per batch, and batches per epoch."""
+    classes = min(len(members), batch_size // images_per_class)
+    if classes < 2:
         raise ValueError(
             f"expected two classes of {images_per_class} images each to fit in a batch of {batch_size}: "
             "raise batch_size or lower images_per_class"
         )
-    return count
+    return classes, math.ceil(sum(map(len, members)) / (classes * images_per_class))
 
 
 def _classes_in_turn(classes: int, per_batch: int, batches: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -177,9 +173,5 @@ def _draw(
     members: list[np.ndarray], classes: np.ndarray | list[int], images_per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Images of each class, without repetition if it has enough."""
-    return np.concatenate(
-        [
-            rng.choice(members[label], images_per_class, replace=len(members[label]) < images_per_class)
-            for label in classes
-        ]
-    )
+    chosen = [members[label] for label in classes]
+    return np.concatenate([rng.choice(one, images_per_class, replace=len(one) < images_per_class) for one in chosen])

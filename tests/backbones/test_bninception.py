@@ -124,7 +124,7 @@ def test_output_shape(trunk):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [6, 7])
-def test_pooling_and_strided_convolutions_cover_the_same_pixels(trunk, size):
+def test_pooling_and_convolution_align(trunk, size):
     x = torch.randn(1, 320, size, size)
     pooled = trunk.stage("3c", x)[0, -320:]
     first = size % 2  # odd maps are padded by one, even maps are not, as published

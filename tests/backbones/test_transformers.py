@@ -164,7 +164,7 @@ def test_only_safetensors_are_loaded(transformers, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "../elsewhere/model.safetensors", "/tmp/model.safetensors"])
-def test_weight_index_may_name_only_safetensors_in_its_folder(transformers, tmp_path, file):
+def test_weight_index_stays_in_its_folder(transformers, tmp_path, file):
     class Bomb:
         def __reduce__(self) -> tuple:
             return open, (str(tmp_path / "executed"), "w")
