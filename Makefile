@@ -16,8 +16,8 @@ CONSTRAINTS := constraints$(shell $(PYTHON) -c '$(OLD)' 2>/dev/null).txt
 BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
-# Each core runs one test file at a time, with one thread: threads that share a core wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# One process per core, each with one thread: threads that share a core wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: run test check lint format bench audit fuzz docs dist smoke setup clean
 

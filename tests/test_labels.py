@@ -42,7 +42,7 @@ def test_an_index_keeps_classes_apart(numbers: np.ndarray) -> None:
 
 
 @all_odd
-def test_the_estimator_learns_the_same_whatever_classes_are_called(numbers: np.ndarray) -> None:
+def test_estimator_ignores_class_names(numbers: np.ndarray) -> None:
     def fitted(labels: np.ndarray) -> ProxyGMLEmbedding:
         return ProxyGMLEmbedding(random_state=0, epochs=2).fit(VECTORS, labels)
 
@@ -93,7 +93,7 @@ def test_fractions_are_no_labels() -> None:
         ProxyGMLEmbedding().fit(VECTORS, PLAIN + 0.5)
 
 
-def test_unsigned_labels_that_no_signed_number_holds_are_refused() -> None:
+def test_too_large_unsigned_labels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected labels below 2\*\*63"):
         evaluate(VECTORS, PLAIN.astype(np.uint64) + 2**63)
 

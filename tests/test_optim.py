@@ -34,7 +34,7 @@ def test_every_row_touched_in_every_step_is_adam(rows_at_a_time: int, monkeypatc
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_without_a_gradient_keep_weights_and_moments_and_all_others_move_as_in_adam() -> None:
+def test_equals_adam_on_rows_with_gradient() -> None:
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     ours, row_adam, theirs, adam = both(start)
@@ -49,7 +49,7 @@ def test_rows_without_a_gradient_keep_weights_and_moments_and_all_others_move_as
     torch.testing.assert_close(ours[touched], theirs[touched], rtol=1e-12, atol=1e-12)
 
 
-def test_one_optimizer_serves_sparse_proxies_and_a_dense_network_and_its_checkpoint_fits_adam() -> None:
+def test_sparse_and_dense_parameters() -> None:
     torch.manual_seed(0)
     network = torch.nn.Linear(6, 4)
     loss = ProxyGMLLoss(9, 4, proxies_per_class=2, ratio=0.4, proxy_weight=0, sparse_gradient=True)

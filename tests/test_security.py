@@ -93,9 +93,7 @@ READERS = {  # name of the file, what writes it, what a user reads it with
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_with_a_pickle_is_refused_in_one_line_and_nothing_of_it_is_run(
-    name: str, tmp_path: Path, marker: Path
-) -> None:
+def test_pickle_is_refused_unread(name: str, tmp_path: Path, marker: Path) -> None:
     file_name, write, read = READERS[name]
     path = tmp_path / file_name
     write(path, marker)
@@ -132,7 +130,7 @@ def test_cached_glyphs_that_are_pickles_are_drawn_anew(marker: Path, monkeypatch
     assert not marker.exists()
 
 
-def test_the_pickle_that_torch_keeps_beside_shards_is_not_looked_at(tmp_path: Path, marker: Path, bomb: bytes) -> None:
+def test_pickle_beside_shards_is_ignored(tmp_path: Path, marker: Path, bomb: bytes) -> None:
     folder = tmp_path / "proxies-0001"
     proxies = {"proxies": torch.arange(12.0).reshape(3, 4)}
     save_shards(folder, proxies, 3)
@@ -169,7 +167,7 @@ def test_another_index_of_faiss_than_ours_is_made_again(tmp_path: Path, width: i
     assert Index.open(tmp_path / "index").search(np.eye(5)[1:2], 1)[0][0].path == "b"
 
 
-def test_a_database_that_was_sent_may_call_no_function_that_does_harm(tmp_path: Path) -> None:
+def test_foreign_database_calls_no_harmful_function(tmp_path: Path) -> None:
     Index.create(tmp_path / "index", dim=2).close()
     database = Database(tmp_path / "index" / "items.sqlite")
     assert database.rows("PRAGMA trusted_schema") == [(0,)]
@@ -200,7 +198,7 @@ def test_an_exported_network_that_is_a_pickle_is_refused(tmp_path: Path, marker:
     assert not marker.exists()
 
 
-def test_arrays_of_others_in_the_folder_of_a_cache_are_never_deleted(tmp_path: Path) -> None:
+def test_cache_keeps_files_of_others(tmp_path: Path) -> None:
     np.save(tmp_path / "measurements.npy", np.zeros(1000))
     np.save(tmp_path / f"{'0' * 32}.npy", np.zeros(1000))  # a copy of another photo, which may give way
     photos = tmp_path / "photos"
@@ -215,7 +213,7 @@ def test_arrays_of_others_in_the_folder_of_a_cache_are_never_deleted(tmp_path: P
     assert not (tmp_path / f"{'0' * 32}.npy").exists()
 
 
-def test_an_image_that_would_call_another_program_is_no_image(tmp_path: Path) -> None:
+def test_image_calls_no_program(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "drawing.eps")
     (tmp_path / "drawing.eps").rename(tmp_path / "photo.jpg")
     with Image.open(tmp_path / "photo.jpg") as opened:  # Pillow alone would give it to Ghostscript
@@ -224,7 +222,7 @@ def test_an_image_that_would_call_another_program_is_no_image(tmp_path: Path) ->
         open_image(tmp_path / "photo.jpg")
 
 
-def test_an_npz_that_says_it_is_huge_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_huge_npz_is_refused_unread(tmp_path: Path) -> None:
     import io
     import zipfile
 

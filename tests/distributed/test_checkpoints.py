@@ -8,7 +8,7 @@ import torch
 from proxygml.distributed.checkpoints import checksums, load_shards, save_shards
 
 
-def test_what_was_written_comes_back_and_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_round_trip_and_flipped_bit(tmp_path: Path) -> None:
     folder, written = tmp_path / "proxies-0001", {"proxies": torch.randn(5, 2, 3), "exp_avg": torch.ones(5, 2, 3)}
     save_shards(folder, written, 5)
     expected = checksums(folder)

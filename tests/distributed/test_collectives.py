@@ -81,7 +81,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_processes_that_share_batches_learn_what_one_learns_from_the_whole(found: list[dict], method: str) -> None:
+def test_shared_batches_equal_one_process(found: list[dict], method: str) -> None:
     network, loss, optimizer = made(method)
     for step in range(STEPS):
         images, labels = batch(step)
@@ -96,7 +96,7 @@ def test_processes_that_share_batches_learn_what_one_learns_from_the_whole(found
             torch.testing.assert_close(process[method]["state"][name], expected, atol=1e-8, rtol=0, msg=name)
 
 
-def test_joint_batch_normalization_keeps_what_the_network_had_learned() -> None:
+def test_batch_norm_keeps_its_state() -> None:
     network = backbones.build("convnet", embedding_dim=8).eval()
     images = torch.rand(2, 3, 16, 16)
     before = network(images)
@@ -106,7 +106,7 @@ def test_joint_batch_normalization_keeps_what_the_network_had_learned() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_processes_that_compare_a_part_each_all_have_the_scores_of_one(found: list[dict], way: str) -> None:
+def test_shared_evaluation(found: list[dict], way: str) -> None:
     expected = scores(way).to_json()
     assert 0 < expected["map_at_r"] < 1
     for process in found:

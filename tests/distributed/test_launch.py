@@ -24,9 +24,7 @@ def test_only_one_of_several_processes_speaks(waited: list[float]) -> None:
     assert waited == []
 
 
-def test_a_process_that_knows_what_failed_speaks_before_one_that_misses_it(
-    waited: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cause_is_reported_first(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     should_report(LostProcessError("the first no longer reaches the second"))
     monkeypatch.setenv("LOCAL_RANK", "1")
     should_report(OSError("the second cannot read its images"))
@@ -34,9 +32,7 @@ def test_a_process_that_knows_what_failed_speaks_before_one_that_misses_it(
     assert of_the_first > of_the_second > 0
 
 
-def test_under_another_launcher_the_others_give_the_first_time_to_speak(
-    waited: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_launcher_waits_for_the_cause(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     word = os.environ[launch.ERROR_TOKEN]
     monkeypatch.delenv(launch.ERROR_TOKEN)
     assert should_report(LostProcessError("misses another"))

@@ -21,6 +21,8 @@ from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
 from proxygml.training.trainer import Trainer, train
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "proxygml"]
 CALM = {"adam_epsilon": 0.01, "learning_rate": 1e-4}  # otherwise Adam makes rounding errors as large as its steps
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -69,9 +71,7 @@ def assert_same(several: Run, one: Run, within: float) -> None:
     [(2, {"warmup": (0,)}), (3, {"loss": "ms", "batch_size": 20})],
     ids=["ProxyGML with a warm-up", "a pair loss in batches that do not divide"],
 )
-def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
-    processes: int, changes: dict, tiny: Recipe, tmp_path: Path
-) -> None:
+def test_equals_one_process(processes: int, changes: dict, tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"epochs": 2, **CALM, **changes})
     several = run_with(torchrun(processes), recipe, tmp_path / "several")
     # torch's own batch normalization rounds its means in float32; test_gathering.py compares in float64, to 1e-8
@@ -79,9 +79,7 @@ def test_processes_with_a_part_of_each_batch_train_as_one_with_the_whole(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_processes_that_have_finished_leave_each_other_before_python_ends(
-    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_is_destroyed_at_exit(processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one may end with SIGABRT after all was done: seen, but too seldom to be waited for."""
     at_the_end, left = [], []
     monkeypatch.setattr(atexit, "register", at_the_end.append)
@@ -97,7 +95,7 @@ def test_processes_that_have_finished_leave_each_other_before_python_ends(
     assert left == (["the group"] if processes > 1 else [])
 
 
-def test_where_one_of_three_is_killed_the_others_say_so_and_two_go_on(tiny: Recipe, tmp_path: Path) -> None:
+def test_one_of_three_is_killed_and_two_go_on(tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"epochs": 30, "shard": True, "schedule": "steps", "decay": (), **CALM})
     folder = tmp_path / "killed"
     words = [*COMMAND, "train", "glyphs", "--out", str(folder), *options(recipe), "--devices", "3"]
@@ -150,7 +148,7 @@ main(sys.argv[1:])
 """
 
 
-def test_where_one_of_two_hangs_the_other_names_itself_and_its_step(tiny: Recipe, tmp_path: Path) -> None:
+def test_one_of_two_hangs(tiny: Recipe, tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
     where = ["train", "glyphs", "--out", str(tmp_path / "run"), "--devices", "2"]
     words = [sys.executable, str(tmp_path / "hangs.py"), *where, *options(tiny.changed({"timeout": 100.0}))]
@@ -205,7 +203,7 @@ def test_where_the_first_is_killed_another_says_so(tiny: Recipe, tmp_path: Path)
     assert line.startswith("error: process 1 of 2 lost the connection to the others at epoch"), said
 
 
-def test_a_command_for_one_process_is_done_by_the_first_of_several() -> None:
+def test_first_process_runs_a_single_command() -> None:
     done = subprocess.run(
         [*torchrun(2), "losses", "--json"], capture_output=True, text=True, env=ONE_THREAD, timeout=120
     )
@@ -221,7 +219,7 @@ def test_several_nodes_are_told_what_they_need(tiny: Recipe, tmp_path: Path) -> 
     )
 
 
-def test_processes_skip_a_step_together_where_one_has_nan_in_its_gradient(tmp_path: Path, tiny: Recipe) -> None:
+def test_processes_skip_a_step_together(tmp_path: Path, tiny: Recipe) -> None:
     recipe = tiny.changed({"shard": True, "epochs": 1, "devices": 2})
     script = tmp_path / "script.py"
     script.write_text(

@@ -44,9 +44,7 @@ def gradients(loss: ProxyGMLLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_gradients_that_are_kept_are_not_overwritten_and_later_ones_are_right(
-    sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_gradients_are_not_overwritten(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     loss = ProxyGMLLoss(40, 6, proxies_per_class=2, links=7, proxy_weight=0, sparse_gradient=sparse)
     batches = [(torch.randn(5, 6), torch.randint(40, (5,))) for _ in range(4)]

@@ -187,7 +187,7 @@ class TestNormalizedMutualInformation:
         value = disagreement_of(labels[:, None] == labels, clusters)
         assert value.item() == pytest.approx(expected, abs=1e-12)
 
-    def test_one_cluster_for_several_classes_disagrees_wholly_and_equal_partitions_not_at_all(self) -> None:
+    def test_disagreement_of_partitions(self) -> None:
         labels, one = torch.tensor([0, 0, 1, 2]), torch.zeros(4, dtype=torch.int64)
         same_class = labels[:, None] == labels
         assert disagreement_of(same_class, one) == 1
@@ -196,7 +196,7 @@ class TestNormalizedMutualInformation:
         assert disagreement_of(torch.ones(4, 4, dtype=torch.bool), labels) == 1
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_of_every_candidate_at_once_equals_that_of_one_after_another(self, seed: int) -> None:
+    def test_candidates_at_once_or_in_turn(self, seed: int) -> None:
         vectors, labels = random_batch(seed, images=16)
         vectors[5], vectors[9] = vectors[2], vectors[2]  # a medoid, a candidate and a bystander at one place
         distances, same_class = matrices(vectors, labels)
@@ -208,12 +208,12 @@ class TestNormalizedMutualInformation:
             assert value.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_every_medoid_is_its_own_nearest_even_where_two_are_at_one_place() -> None:
+def test_medoid_is_its_own_nearest() -> None:
     distances, _ = matrices(line(4, 4, 0, 5), torch.zeros(4))
     assert assign(distances, torch.tensor([1, 0, 2])).tolist() == [1, 0, 2, 0]
 
 
-def test_the_true_classes_gather_around_the_member_nearest_to_all_others() -> None:
+def test_medoid_of_a_class() -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2])
     # class 0 at 0, 2, 9: the middle one; class 1 at 1, 30, 31: the middle one
     medoids = class_medoids(*matrices(line(0, 2, 9, 31, 1, 30, 4), labels))
@@ -242,7 +242,7 @@ class TestProperties:
         assert gradient.isfinite().all()
         assert gradient.norm(dim=1).max() < 14  # at most 1 from each of the images that a medoid serves
 
-    def test_a_collapsed_batch_has_a_finite_value_and_no_gradient(self) -> None:
+    def test_collapsed_batch(self) -> None:
         loss = ClusteringLoss(2, 4, gamma=10.0)
         embeddings = torch.ones(6, 4)
         value, gradient = value_and_gradients(loss, embeddings, torch.tensor([0, 1, 0, 1, 0, 1]))
@@ -281,7 +281,7 @@ class TestGamma:
         assert not terms.disagreement.requires_grad
 
 
-def test_counts_that_bfloat16_cannot_hold_are_exact_under_autocast() -> None:
+def test_counts_are_exact_under_autocast() -> None:
     embeddings, labels = random_batch(0, images=600, classes=2)  # above 256 it holds even numbers only
     loss = ClusteringLoss(2, 4, gamma=1e5)
     plain = loss(embeddings.float(), labels)

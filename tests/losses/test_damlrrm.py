@@ -103,7 +103,7 @@ class TestTrees:
         assert edges_of(squared_distances(points), labels) == [(0, 2), (1, 3), (2, 4)]
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_equal_prims_algorithm_and_weigh_as_much_as_scipys_tree_of_each_class(self, seed: int) -> None:
+    def test_equal_prims_algorithm_and_scipy(self, seed: int) -> None:
         vectors, labels = random_batch(seed, images=30)
         apart = squared_distances(vectors)
         edges = edges_of(apart, labels)
@@ -234,7 +234,7 @@ class TestEveryBase:
         assert (loss(embeddings, labels) - loss(embeddings.flip(0), labels.flip(0))).abs() > 1e-3
 
     @pytest.mark.parametrize("images", [8, 40])  # torch.cdist has another algorithm above 25 rows
-    def test_images_at_one_place_and_zero_vectors_have_finite_gradients(self, base: str, images: int) -> None:
+    def test_equal_and_zero_vectors(self, base: str, images: int) -> None:
         embeddings, labels = random_batch(2, images=images)
         embeddings[1:5] = embeddings[0]
         embeddings[6] = 0

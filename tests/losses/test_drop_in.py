@@ -39,7 +39,7 @@ def test_the_librarys_own_trainer_trains_with_it(caplog: pytest.LogCaptureFixtur
     assert sum(values[-4:]) < 0.8 * sum(values[:4])
 
 
-def test_what_miners_and_reference_embeddings_pass_is_taken_and_ignored() -> None:
+def test_extra_arguments_of_pml() -> None:
     loss = ProxyGMLLoss(4, 6, proxies_per_class=2, ratio=1)
     embeddings, labels = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
     pairs = (torch.tensor([0]), torch.tensor([4]), torch.tensor([0]), torch.tensor([1]))

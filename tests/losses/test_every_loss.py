@@ -228,9 +228,7 @@ class TestPrecision:
             identical(outcome(loss, embeddings, labels), expected._replace(gradient=expected.gradient.to(low)))
 
     @every_loss
-    def test_double_embeddings_are_computed_in_double_and_leave_the_parameters_as_they_are(
-        self, case: Case, batch: Batch
-    ) -> None:
+    def test_double_embeddings(self, case: Case, batch: Batch) -> None:
         loss = made(case)
         actual = outcome(loss, *batch)
         assert actual.value.dtype == actual.gradient.dtype == torch.float64
@@ -285,7 +283,7 @@ def test_degenerate_batches_have_a_finite_loss_and_gradient(case: Case) -> None:
 
 
 @over([case for case in CASES if case.name in NEEDS_TRIPLETS])
-def test_batches_without_triplets_cost_nothing_and_can_be_trained_on(case: Case) -> None:
+def test_batch_without_triplets(case: Case) -> None:
     loss = made(case, chance=True)
     for kind in ("one class", "every class once", "a single image", "one class in one place", "classes in one place"):
         value, gradient, *_ = outcome(loss, *DEGENERATE[kind])
@@ -293,7 +291,7 @@ def test_batches_without_triplets_cost_nothing_and_can_be_trained_on(case: Case)
 
 
 @over([case for case in CASES if str(case) not in ("semihard", "proxy-nca exclude_positive=True")])
-def test_pairs_of_several_classes_in_one_place_cost_something(case: Case) -> None:
+def test_equal_embeddings_of_different_classes(case: Case) -> None:
     """But for triplets whose negatives have to be farther, and a loss that may be negative."""
     loss = made(case, chance=True)
     for kind in ("pairs in one place", "pairs without length"):
@@ -352,7 +350,7 @@ BAD_INPUT = [
 
 
 @every_loss
-def test_bad_input_is_refused_with_what_was_expected_and_what_came(case: Case) -> None:
+def test_bad_input_is_refused(case: Case) -> None:
     loss = made(case)
     for *given, message in BAD_INPUT:
         refuses(loss, given, message)

@@ -99,7 +99,7 @@ def test_value_and_gradient_equal_the_loops(seed: int, ratios: tuple[float, ...]
     assert [{(i.item(), j.item()) for i, j in zip(first[row], second[row], strict=True)} for row in ours] == kept
 
 
-def test_keeping_every_pair_in_one_head_is_the_contrastive_loss_of_squared_distances() -> None:
+def test_one_head_is_contrastive() -> None:
     embeddings, labels = random_batch(3, 4, 5, seed=1)
     loss = HDCLoss(3, 5, heads=1, ratios=(1.0,))
     contrastive = pml.ContrastiveLoss(
@@ -133,7 +133,7 @@ class TestKeptPairs:
             cost = (1 - row).relu()
             assert cost[kept & ~positive].min() >= cost[~kept & ~positive].max()
 
-    def test_of_a_cascade_are_the_hardest_of_those_the_head_before_kept(self, pairs: tuple[Tensor, Tensor]) -> None:
+    def test_cascade_keeps_the_hardest(self, pairs: tuple[Tensor, Tensor]) -> None:
         distances, positive = pairs
         ratios = (0.9, 0.5, 0.2)
         free, kept = (
@@ -153,7 +153,7 @@ class TestKeptPairs:
         kept = keep_hardest(distances, positive, (0.2, 1.0, 0.5), cascade=True)
         assert kept.sum(dim=1).tolist() == [60, 60, 60]
 
-    def test_leave_out_positives_at_distance_zero_and_do_not_count_them(self) -> None:
+    def test_positives_at_distance_zero(self) -> None:
         distances = torch.tensor([[0.0, 0.0, 0.1, 0.3, 0.2, 0.0, 0.5]])
         positive = torch.tensor([True] * 5 + [False] * 2)
         kept = keep_hardest(distances, positive, (0.7,), cascade=False)
@@ -190,7 +190,7 @@ def test_batches_without_a_pair_that_costs_cost_nothing(angles: list[float], lab
 
 
 @pytest.mark.parametrize("labels", [[1, 1, 1, 1], [0, 1, 2, 3]], ids=["one class", "every class once"])
-def test_batches_with_one_kind_of_pairs_have_finite_gradients(labels: list[int]) -> None:
+def test_one_kind_of_pairs(labels: list[int]) -> None:
     embeddings = F.normalize(torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
     value, gradient = value_and_gradients(HDCLoss(4, 6), embeddings, torch.tensor(labels))
     assert value > 0
@@ -199,7 +199,7 @@ def test_batches_with_one_kind_of_pairs_have_finite_gradients(labels: list[int])
 
 
 @pytest.mark.parametrize("vector", [1.0, 0.0])
-def test_images_of_two_classes_at_one_place_have_finite_gradients(vector: float) -> None:
+def test_equal_images_of_two_classes(vector: float) -> None:
     value, gradient = value_and_gradients(HDCLoss(2, 6), torch.full((4, 6), vector), torch.tensor([0, 0, 1, 1]))
     assert value.item() == pytest.approx(
         2.5 + 2.5

@@ -156,9 +156,7 @@ class TestPulling:
         anchors = torch.randn(9, 5, generator=generator, dtype=torch.float64)
         return anchors, anchors + torch.randn(9, 5, generator=generator, dtype=torch.float64)
 
-    def test_nothing_is_pulled_at_a_high_loss_and_all_to_the_distance_of_the_positive_at_a_low_one(
-        self, tuples
-    ) -> None:
+    def test_pull_depends_on_loss(self, tuples) -> None:
         anchors, positives = tuples
         assert torch.equal(pull(anchors, positives, 1.0), positives.expand(9, 9, 5))
         distances = (positives - anchors[:, None]).norm(dim=-1)
@@ -167,7 +165,7 @@ class TestPulling:
         expected = torch.minimum(distances, own.expand(9, 9))
         torch.testing.assert_close((pull(anchors, positives, 0.0) - anchors[:, None]).norm(dim=-1), expected)
 
-    def test_a_negative_as_near_as_the_positive_stays_and_any_other_moves_on_its_segment(self, tuples) -> None:
+    def test_negative_moves_on_its_segment(self, tuples) -> None:
         anchors, positives = tuples
         hard = pull(anchors, positives, 0.4)
         distances = (positives - anchors[:, None]).norm(dim=-1)
@@ -201,7 +199,7 @@ class TestTheNPairLoss:
         torch.testing.assert_close(n_pair(vectors[:5], vectors[None, 5:], 0.0), other(vectors, labels))
 
 
-def test_pairs_are_the_first_two_images_of_each_class_that_has_two() -> None:
+def test_pairs_are_the_first_two_images() -> None:
     first, second = pairs_of(LABELS)
     assert LABELS[first].tolist() == LABELS[second].tolist() == [0, 1, 3]
     assert first.tolist() == [1, 4, 0]
@@ -214,9 +212,7 @@ def test_pairs_are_the_first_two_images_of_each_class_that_has_two() -> None:
 class TestAgainstTheLoop:
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize(("pulling", "weighing"), [(1.0, 1.0), (0.1, 3.0), (30.0, 0.2)])
-    def test_value_and_every_gradient_are_those_of_three_separate_objectives(
-        self, seed: int, pulling: float, weighing: float
-    ) -> None:
+    def test_equals_three_separate_objectives(self, seed: int, pulling: float, weighing: float) -> None:
         network, loss = watched(seed=seed, pulling=pulling, weighing=weighing, reconstruction_share=0.3)
         inputs = inputs_for(LABELS, seed)
         objectives = oracle(network, loss, inputs, LABELS)
@@ -230,7 +226,7 @@ class TestAgainstTheLoop:
                 scale = max(1.0, gradient.abs().max().item())
                 torch.testing.assert_close(parameter.grad / scale, gradient / scale, rtol=1e-9, atol=1e-12)
 
-    def test_the_objectives_would_reach_each_others_parameters_were_they_not_kept_apart(self) -> None:
+    def test_objectives_are_kept_apart(self) -> None:
         network, loss = watched()
         objectives = oracle(network, loss, inputs_for(LABELS), LABELS)
         parameters = parameters_of(network, loss)
@@ -277,7 +273,7 @@ class TestAgainstTheLoop:
 
 
 class TestWeighing:
-    def test_a_generator_loss_of_beta_gives_the_batch_the_weight_one_over_e(self) -> None:
+    def test_generator_loss_of_beta(self) -> None:
         network, loss = watched(weighing=1)
         value = loss(network(inputs_for(LABELS)), LABELS)
         terms = loss.last_terms
@@ -287,7 +283,7 @@ class TestWeighing:
         torch.testing.assert_close(value.detach(), network_loss + generator_loss + terms.classifier)
         assert not any(term.requires_grad for term in terms)
 
-    def test_with_a_generator_that_fails_the_network_learns_from_the_plain_n_pair_loss(self) -> None:
+    def test_failing_generator(self) -> None:
         network, loss = watched(weighing=1e-30)
         inputs = inputs_for(LABELS)
         embeddings = network(inputs)
@@ -298,7 +294,7 @@ class TestWeighing:
         torch.testing.assert_close(actual, torch.autograd.grad(plain, embeddings)[0])
         torch.testing.assert_close(loss.last_terms.metric, plain.detach())
 
-    def test_the_averages_are_over_the_last_batches_and_start_at_a_million(self) -> None:
+    def test_averages_start_at_a_million(self) -> None:
         torch.manual_seed(0)
         network, loss = Network(), HDMLLoss(CLASSES, DIMENSION, window=3)
         loss.watch(network)
@@ -327,14 +323,14 @@ class TestTheHook:
         assert loss.classifier.weight.shape == (CLASSES, FEATURES)
         assert set(loss.learning_rates) == {name for name, _ in loss.named_children()}
 
-    def test_features_are_used_once_and_synthetic_ones_are_not_taken_for_them(self) -> None:
+    def test_features_are_used_once(self) -> None:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
         loss(embeddings, LABELS)
         with pytest.raises(ValueError, match="recorded no features"):
             loss(embeddings, LABELS)
 
-    def test_features_of_other_embeddings_are_refused_and_dropped(self) -> None:
+    def test_features_of_other_embeddings(self) -> None:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
         with pytest.raises(ValueError, match="expected the last 9 embeddings of the watched network, got 8"):
@@ -353,7 +349,7 @@ class TestTheHook:
         with pytest.raises(ValueError, match="the loss in training mode"):
             loss(embeddings, LABELS)
 
-    def test_judging_the_network_between_two_batches_changes_nothing(self) -> None:
+    def test_evaluation_between_batches(self) -> None:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
         with torch.no_grad():
@@ -362,7 +358,7 @@ class TestTheHook:
         twin, twin_loss = watched()
         assert loss(embeddings, LABELS) == twin_loss(twin(inputs_for(LABELS)), LABELS)
 
-    def test_synthetic_features_leave_the_running_statistics_of_the_head_alone(self) -> None:
+    def test_synthetic_features_leave_statistics(self) -> None:
         network, loss = watched()
         embeddings = network(inputs_for(LABELS))
         before = {name: buffer.clone() for name, buffer in network.head.named_buffers()}
@@ -492,7 +488,7 @@ class TestBadInput:
             HDMLLoss(CLASSES, DIMENSION, **options)
 
 
-def test_a_toy_problem_is_learned_with_synthetic_tuples_at_work() -> None:
+def test_toy_problem_is_learned() -> None:
     torch.manual_seed(0)
     network, loss = Network(features=16), HDMLLoss(3, DIMENSION, window=8)
     loss.watch(network)

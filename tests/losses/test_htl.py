@@ -107,7 +107,7 @@ class TestTwoCollapsedClasses:
         assert loss.last_terms.active_fraction.item() == 1
         assert loss.last_terms.margin.item() == pytest.approx(1.35, abs=1e-12)
 
-    def test_cost_nothing_in_the_first_epoch_since_they_are_further_apart_than_its_margin(self) -> None:
+    def test_far_classes_cost_nothing(self) -> None:
         loss = HTLLoss(2, 2)
         loss.begin_epoch(0, lambda: pytest.fail("epoch 0 has no tree and asks for no embeddings"))
         assert loss.class_distances is None
@@ -135,7 +135,7 @@ class TestClassStatistics:
         expected = [lowest + step * (4 - lowest) / 10 for step in range(11)]
         assert thresholds.tolist() == pytest.approx(expected, abs=1e-12)
 
-    def test_without_any_class_of_two_images_the_lowest_threshold_is_zero(self) -> None:
+    def test_threshold_without_pairs(self) -> None:
         embeddings, labels = clustered(4, 3, 1, seed=0)
         tree = loss_with_tree(embeddings, labels, levels=4).tree
         assert tree.thresholds.tolist() == [0, 1, 2, 3, 4]
@@ -165,7 +165,7 @@ class TestTree:
         ]
 
     @pytest.mark.parametrize("dimension", [2, 16])
-    def test_edges_between_the_places_of_two_classes_give_scipys_single_linkage(self, dimension: int) -> None:
+    def test_single_linkage_equals_scipy(self, dimension: int) -> None:
         embeddings, labels = clustered(150, dimension, 2, seed=4)
         distances, *_ = class_statistics(embeddings, labels, 150)
         distances = torch.maximum(distances, distances.T)  # a product of matrices is symmetric but for its last digit
@@ -183,7 +183,7 @@ class TestTree:
         first_above.fill_diagonal_(0)
         assert torch.equal(merge_levels(join_classes(distances, thresholds)), first_above)
 
-    def test_a_chain_of_near_classes_is_one_node_although_its_ends_are_far_apart(self) -> None:
+    def test_chain_of_near_classes(self) -> None:
         places = torch.tensor([0.0, 1.0, 2.0, 9.0])
         distances = (places[:, None] - places).abs()
         nodes = join_classes(distances, torch.tensor([0.5, 1.5, 8.0]))
@@ -207,7 +207,7 @@ class TestTree:
         assert (margins >= lowest[:, None] - 1e-12).all()
         torch.testing.assert_close(margins.diagonal(), lowest)  # a class shares every node with itself
 
-    def test_two_opposite_classes_never_meet_and_get_the_last_level(self) -> None:
+    def test_opposite_classes_get_the_last_level(self) -> None:
         embeddings = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]])
         loss = loss_with_tree(embeddings, torch.tensor([0, 0, 1, 1]))
         assert loss.tree.nodes[-1].tolist() == [0, 1]  # 4 is not closer than 4
@@ -237,7 +237,7 @@ def test_value_and_gradient_equal_the_loops(seed: int) -> None:
 
 
 @pytest.mark.parametrize("margin", [0.2, 1.0])
-def test_one_margin_everywhere_is_half_the_mean_of_all_triplets(margin: float) -> None:
+def test_equal_margins(margin: float) -> None:
     embeddings, labels = clustered(3, 4, 3, seed=0, noise=1.5)
     embeddings.requires_grad_()
     ours = HTLLoss(3, 4, first_margin=margin)
@@ -308,7 +308,7 @@ class TestBeginEpoch:
 
 
 @pytest.mark.parametrize("labels", [[0], [1, 1, 1], [0, 1, 2]], ids=["one image", "one class", "every class once"])
-def test_batches_without_triplets_cost_nothing_before_there_is_a_tree(labels: list[int]) -> None:
+def test_batch_without_triplets(labels: list[int]) -> None:
     loss = HTLLoss(3, 4)
     value, gradient = value_and_gradients(loss, torch.randn(len(labels), 4), torch.tensor(labels))
     assert value.item() == 0

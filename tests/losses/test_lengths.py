@@ -28,7 +28,7 @@ def test_only_directions_count_however_long_embeddings_are(case: Case, exponent:
 
 
 @over(BY_DIRECTION)
-def test_a_vector_of_zeros_has_no_gradient_and_leaves_the_others_theirs(case: Case) -> None:
+def test_zero_vector_has_no_gradient(case: Case) -> None:
     embeddings, labels = overlapping_classes()
     embeddings[3] = 0
     gradient = outcome(made(case), embeddings.float(), labels).gradient

@@ -90,7 +90,7 @@ class TestTheCasesDoneByHand:
         value = pml.semihard(2, 2, variant=variant)(on_circle(0, 30, 65), torch.tensor([0, 0, 1]))
         assert value.item() == pytest.approx(expected, abs=1e-7)
 
-    def test_nearest_semihard_takes_the_farthest_negative_where_none_is_farther_than_the_positive(self) -> None:
+    def test_nearest_semihard_falls_back_to_farthest(self) -> None:
         embeddings, labels = on_circle(0, 90, 20, 40), torch.tensor([0, 0, 1, 2])
         # Anchor 0: d² is 2 to the positive, negatives are nearer, the farther one at 40°. Anchor 1: at 70°.
         hinges = [2 - (2 - 2 * math.cos(math.radians(angle))) + 0.2 for angle in (40, 70)]
@@ -146,7 +146,7 @@ class TestTheCasesDoneByHand:
         expected = 2 * (math.log(1 + math.exp(-0.6)) / 2 + math.log(1 + math.exp(23)) / 50) / 4
         assert value.item() == pytest.approx(expected, abs=1e-12) == pytest.approx(0.3393720, abs=1e-7)
 
-    def test_ms_counts_a_batch_with_a_single_mined_pair_of_each_kind(self) -> None:
+    def test_ms_with_one_pair_of_each_kind(self) -> None:
         """The library alone gives 0 here."""
         degrees = [0, math.degrees(math.acos(0.8)), -math.degrees(math.acos(0.75))]
         value = pml.ms(2, 2)(on_circle(*degrees), torch.tensor([0, 0, 1]))
@@ -164,7 +164,7 @@ class TestTheCasesDoneByHand:
         expected = (2 * (math.sqrt(2) - 1) + 0.4 + 1.4 - 2 * math.sin(math.radians(15))) / 4
         assert loss(embeddings, labels).item() == pytest.approx(expected, abs=1e-7)
 
-    def test_margins_miner_draws_negatives_by_the_inverse_density_of_their_distance(self) -> None:
+    def test_margin_draws_by_inverse_density(self) -> None:
         torch.manual_seed(0)
         degrees = [math.degrees(2 * math.asin(distance / 2)) for distance in (0, 0.6, 1.2, 1.5)]
         on_sphere = F.pad(on_circle(*degrees), (0, 1))  # (4, 3): in three dimensions the density is that of d
@@ -195,7 +195,7 @@ class TestTheCasesDoneByHand:
         expected = math.log(1 + math.exp(2 * (math.sin(math.radians(20)) - math.cos(math.radians(50)))))
         assert loss(on_circle(20), ZERO).item() == pytest.approx(expected, abs=1e-12)
 
-    def test_subcenter_arcface_takes_the_nearest_centre_of_each_class(self) -> None:
+    def test_subcenter_arcface_takes_nearest_center(self) -> None:
         loss = pml.subcenter_arcface(2, 2, sub_centers=2, margin=30, scale=2)
         loss = set_weights(loss, on_circle(200, 0, 90, 250))
         expected = math.log(1 + math.exp(2 * (math.sin(math.radians(20)) - math.cos(math.radians(50)))))
@@ -214,7 +214,7 @@ class TestEqualities:
     def weights(self) -> Tensor:
         return torch.randn(CLASSES, DIMENSION, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
-    def test_proxy_nca_with_the_positive_is_softplus_of_proxy_nca_without_it(self, batch, weights) -> None:
+    def test_proxy_nca_with_positive_is_softplus(self, batch, weights) -> None:
         excluded, included = (
             set_weights(pml.proxy_nca(CLASSES, DIMENSION, exclude_positive=exclude), weights)
             for exclude in (True, False)
@@ -224,9 +224,7 @@ class TestEqualities:
             torch.testing.assert_close(included(*one), F.softplus(excluded(*one)))
 
     @pytest.mark.parametrize(("sample_scale", "proxy_scale", "softmax_scale"), [(1, 8, 8), (3, 3, 9)])
-    def test_scaling_samples_and_proxies_is_scaling_the_softmax_of_proxy_nca(
-        self, sample_scale: int, proxy_scale: int, softmax_scale: int, batch, weights
-    ) -> None:
+    def test_proxy_nca_scale(self, sample_scale: int, proxy_scale: int, softmax_scale: int, batch, weights) -> None:
         embeddings, labels = batch
         loss = set_weights(pml.proxy_nca(CLASSES, DIMENSION, softmax_scale=softmax_scale), weights)
         samples, proxies = sample_scale * F.normalize(embeddings), proxy_scale * F.normalize(weights)
@@ -239,7 +237,7 @@ class TestEqualities:
         second = set_weights(pml.norm_softmax(CLASSES, DIMENSION, scale=scale), weights)
         torch.testing.assert_close(first(*batch), second(*batch))
 
-    def test_arcface_and_its_subcenters_without_a_margin_are_normalized_softmax(self, batch, weights) -> None:
+    def test_arcface_without_margin_is_softmax(self, batch, weights) -> None:
         plain = set_weights(pml.norm_softmax(CLASSES, DIMENSION), weights)(*batch)
         arc = set_weights(pml.arcface(CLASSES, DIMENSION, margin=0, scale=20), weights)
         threefold = pml.subcenter_arcface(CLASSES, DIMENSION, margin=0, scale=20)
@@ -262,7 +260,7 @@ class TestEqualities:
         loss = set_weights(pml.l_softmax(CLASSES, DIMENSION, margin=1), weights)
         torch.testing.assert_close(loss(embeddings, labels), F.cross_entropy(embeddings @ weights.T, labels))
 
-    def test_proxygml_with_all_proxies_linked_is_softtriple_with_equal_shares(self, batch) -> None:
+    def test_fully_linked_is_softtriple(self, batch) -> None:
         proxies = torch.randn(CLASSES, 3, DIMENSION, dtype=torch.float64)
         proxygml = ProxyGMLLoss(CLASSES, DIMENSION, proxies_per_class=3, ratio=1, proxy_weight=0)
         options = {"la": 3, "gamma": 1e9, "margin": 0, "regularization_weight": 0}
@@ -270,7 +268,7 @@ class TestEqualities:
         softtriple = set_weights(softtriple, proxies.flatten(0, 1))
         torch.testing.assert_close(set_weights(proxygml, proxies)(*batch), softtriple(*batch))
 
-    def test_proxygml_with_one_linked_proxy_is_normalized_softmax_cosface_and_proxy_nca(self, batch, weights) -> None:
+    def test_one_proxy_is_normalized_softmax(self, batch, weights) -> None:
         proxygml = ProxyGMLLoss(CLASSES, DIMENSION, proxies_per_class=1, ratio=1, proxy_weight=0)
         value = set_weights(proxygml, weights[:, None])(*batch)
         for other in (
@@ -542,9 +540,7 @@ def test_contrastive_of_a_single_image_is_0() -> None:
 @pytest.mark.parametrize(
     "name", ["arcface", "subcenter_arcface", "cosface", "l_softmax", "proxy_nca", "proxy_anchor", "softtriple"]
 )
-def test_an_embedding_on_its_class_weight_or_opposite_has_a_finite_gradient(
-    name: str, side: int, dtype: torch.dtype
-) -> None:
+def test_embedding_on_its_class_weight(name: str, side: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     loss = made(name).to(dtype)
     (parameter,) = loss.parameters()
@@ -622,7 +618,7 @@ class TestCenter:
         assert 3 * pulled.item() == pytest.approx(7, abs=1e-5)  # half the sum of squares, over three images
         torch.testing.assert_close(loss.centers, torch.tensor([[2 / 3, 0], [0, 0.5]]))
 
-    def test_a_second_batch_moves_centres_by_the_rule_and_leaves_others_where_they_are(self) -> None:
+    def test_second_batch_moves_its_centers(self) -> None:
         loss = CenterLoss(3, 2)
         loss.centers.copy_(torch.tensor([[1.0, 1], [5, 5], [2, 2]]))
         loss(self.EMBEDDINGS, self.LABELS)
@@ -635,7 +631,7 @@ class TestCenter:
         expected = F.cross_entropy(loss.classifier(self.EMBEDDINGS), self.LABELS)
         assert loss(self.EMBEDDINGS, self.LABELS) == expected
 
-    def test_centres_are_saved_but_not_trained_by_gradient_and_rest_in_evaluation(self) -> None:
+    def test_centers_are_buffers(self) -> None:
         loss = CenterLoss(2, 2).eval()
         loss(self.EMBEDDINGS, self.LABELS)
         assert loss.centers.abs().max() == 0

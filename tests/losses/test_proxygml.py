@@ -211,7 +211,7 @@ def test_tiny_proxy_loss_is_accurate(per_class: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("path", [path for path in PATHS if "matrix products" not in path])
-def test_without_the_mask_samples_opposite_to_all_proxies_have_a_finite_loss(path: str, dtype: torch.dtype) -> None:
+def test_opposite_samples_without_mask(path: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     proxies = torch.ones(5, 4, 3, dtype=dtype) + torch.randn(5, 4, 3, generator=generator, dtype=dtype) / 10
     embeddings, labels = -torch.ones(2, 3, dtype=dtype), torch.tensor([0, 3])
@@ -228,7 +228,7 @@ def test_without_the_mask_samples_opposite_to_all_proxies_have_a_finite_loss(pat
     assert all(gradient.to_dense().isfinite().all() for gradient in gradients)
 
 
-def test_only_linked_similarities_have_a_gradient_and_it_is_the_probability_minus_the_target() -> None:
+def test_gradient_is_probability_minus_target() -> None:
     generator = torch.Generator().manual_seed(0)
     proxies = torch.nn.functional.normalize(torch.randn(5, 2, 16, generator=generator, dtype=torch.float64), dim=-1)
     embeddings = torch.nn.functional.normalize(torch.randn(4, 16, generator=generator, dtype=torch.float64), dim=-1)
@@ -258,19 +258,19 @@ class TestTheCasesDoneByHand:
         assert loss.last_terms.sample_loss.item() == pytest.approx(math.log(1 + math.exp(0.2)), abs=1e-12)
         assert loss.last_terms.proxy_loss.item() == pytest.approx(math.log(1 + math.exp(-1)), abs=1e-12)
 
-    def test_one_link_is_the_positive_and_nothing_is_left_to_learn(self) -> None:
+    def test_one_link_is_the_positive(self) -> None:
         value, *gradients = value_and_gradients(
             loss_with(self.PROXIES, ratio=0.5, proxy_weight=0), self.SAMPLE, self.LABEL
         )
         assert value.item() == 0
         assert all(gradient.abs().max() == 0 for gradient in gradients)
 
-    def test_without_the_positive_mask_one_link_goes_to_the_wrong_class(self) -> None:
+    def test_one_link_without_positive_mask(self) -> None:
         loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False, mask_softmax=False)
         assert loss(self.SAMPLE, self.LABEL).item() == pytest.approx(math.log(1 + math.exp(0.8)), abs=1e-12)
         assert loss.last_terms.unlinked_fraction.item() == 1
 
-    def test_a_sample_without_a_positive_link_costs_a_constant_and_gives_no_gradient(self) -> None:
+    def test_sample_without_positive_link(self) -> None:
         loss = loss_with(self.PROXIES, ratio=0.5, proxy_weight=0, positive_mask=False)
         value, *gradients = value_and_gradients(loss, self.SAMPLE, self.LABEL)
         assert value.item() == pytest.approx(46.0517, abs=1e-4) == pytest.approx(NO_POSITIVE_LINK, abs=1e-4)
@@ -283,7 +283,7 @@ class TestTheCasesDoneByHand:
         sample = torch.eye(3, dtype=torch.float64)[1:2]
         assert loss(sample, torch.tensor([label])).item() == pytest.approx(expected, abs=1e-6)
 
-    def test_the_literal_plus_one_drops_a_positive_that_the_safe_bonus_keeps(self) -> None:
+    def test_literal_mask_drops_a_positive(self) -> None:
         proxies = at_cosines([-0.6], [0.8], [0.9])  # own class at -.6: -.6 + 1 < .8
         assert link(EAST, proxies, self.LABEL, 1, ABOVE_ANY_COSINE)[0].tolist() == [[0]]
         assert link(EAST, proxies, self.LABEL, 1, 1.0)[0].tolist() == [[2]]
@@ -303,7 +303,7 @@ class TestLimitCases:
         proxies = torch.randn(6, 3, 8, generator=generator)
         return proxies, torch.randn(10, 8, generator=generator), torch.randint(6, (10,), generator=generator)
 
-    def test_one_fully_linked_proxy_per_class_is_normalized_softmax_cosface_and_proxy_nca(self, batch) -> None:
+    def test_one_proxy_is_normalized_softmax(self, batch) -> None:
         proxies, embeddings, labels = batch
         ours = loss_with(proxies[:, :1], ratio=1, proxy_weight=0)(embeddings, labels)
         for other, weight, transpose in [
@@ -315,7 +315,7 @@ class TestLimitCases:
                 getattr(other, weight).copy_(proxies[:, 0].T if transpose else proxies[:, 0])
             torch.testing.assert_close(other(embeddings, labels), ours)
 
-    def test_a_scale_is_the_inverse_temperature_of_the_normalized_softmax(self, batch) -> None:
+    def test_scale_is_inverse_temperature(self, batch) -> None:
         proxies, embeddings, labels = batch
         other = pml.NormalizedSoftmaxLoss(6, 8, temperature=0.05)
         with torch.no_grad():
@@ -323,7 +323,7 @@ class TestLimitCases:
         ours = loss_with(proxies[:, :1], ratio=1, proxy_weight=0, scale=20)
         torch.testing.assert_close(ours(embeddings, labels), other(embeddings, labels))
 
-    def test_several_fully_linked_proxies_per_class_are_a_classifier_with_their_sums(self, batch) -> None:
+    def test_fully_linked_proxies_add_up(self, batch) -> None:
         proxies, embeddings, labels = batch
         normalize = torch.nn.functional.normalize
         ours = loss_with(proxies, ratio=1, proxy_weight=0)(embeddings, labels)
@@ -334,7 +334,7 @@ class TestLimitCases:
             soft_triple.fc.copy_(proxies.flatten(0, 1).T)
         torch.testing.assert_close(ours, soft_triple(embeddings, labels))
 
-    def test_order_of_proxies_and_length_of_vectors_do_not_matter(self, batch) -> None:
+    def test_order_and_length_do_not_matter(self, batch) -> None:
         proxies, embeddings, labels = (x.double() if x.is_floating_point() else x for x in batch)
         loss = loss_with(proxies, ratio=0.5)(embeddings, labels)
         torch.testing.assert_close(loss_with(proxies[:, [2, 0, 1]], ratio=0.5)(embeddings, labels), loss)
@@ -344,9 +344,7 @@ class TestLimitCases:
         ("classes", "links", "bound"),
         [(40, 12, math.log(1 + 11 * math.exp(-2))), (11318, 566, 4.3498), (98, 98, 2.648), (98, 98, -math.log(0.0708))],
     )
-    def test_with_one_proxy_per_class_the_loss_cannot_fall_below_its_bound(
-        self, classes: int, links: int, bound: float
-    ) -> None:
+    def test_lower_bound_with_one_proxy(self, classes: int, links: int, bound: float) -> None:
         best = torch.zeros(classes, 1, 2, dtype=torch.float64)
         best[:, 0, 0] = -1
         best[0, 0, 0] = 1  # the sample's own proxy on top of it, all others opposite
@@ -354,13 +352,13 @@ class TestLimitCases:
         assert value.item() == pytest.approx(bound, abs=5e-4)
         assert value.item() == pytest.approx(math.log(1 + (links - 1) * math.exp(-2)), abs=1e-12)
 
-    def test_only_the_nearest_positives_are_kept_when_there_are_fewer_links_than_proxies(self) -> None:
+    def test_fewer_links_than_positives(self) -> None:
         proxies = at_cosines([0.1, 0.9, 0.5], [1.0, 1.0, 1.0])
         linked, cosines, *_ = link(EAST, proxies, torch.tensor([0]), 2, ABOVE_ANY_COSINE)
         assert linked.tolist() == [[1, 2]]
         assert cosines[0].tolist() == pytest.approx([0.9, 0.5])
 
-    def test_a_zero_proxy_and_a_zero_embedding_are_similar_to_nothing(self) -> None:
+    def test_zero_vectors_are_similar_to_nothing(self) -> None:
         proxies = torch.tensor([[[0.0, 0]], [[1.0, 0]]])
         loss = loss_with(proxies, ratio=1, proxy_weight=0.3)
         value, *gradients = value_and_gradients(loss, torch.tensor([[0.0, 0], [1, 0]]), torch.tensor([1, 1]))
@@ -388,7 +386,7 @@ def test_links_are_the_papers_share_of_all_proxies(classes: int, per_class: int,
     assert choose_links(classes, per_class, ratio) == links
 
 
-def test_links_may_be_given_instead_of_a_ratio_and_never_exceed_the_proxies() -> None:
+def test_links_instead_of_ratio() -> None:
     assert ProxyGMLLoss(1000, 4, proxies_per_class=1, links=37).links == 37
     assert ProxyGMLLoss(3, 4, proxies_per_class=2, links=99).links == 6
 
@@ -434,7 +432,7 @@ def test_settings_out_of_range_are_refused(options: dict, message: str) -> None:
 
 @pytest.mark.filterwarnings("default")
 class TestASettingThatLinksNoNegatives:
-    def test_is_legal_but_warned_about_with_the_ratio_that_would_help(self) -> None:
+    def test_warns_with_a_better_ratio(self) -> None:
         with pytest.warns(UserWarning, match=r"no negative is linked .* links of at least 13") as caught:
             ProxyGMLLoss(98, 4, ratio=0.01)
         ratio = float(re.search(r"ratio of at least ([0-9.]+)", str(caught[0].message)).group(1))
@@ -446,7 +444,7 @@ class TestASettingThatLinksNoNegatives:
         with pytest.warns(UserWarning, match="with one class there is nothing to separate"):
             ProxyGMLLoss(1, 4, ratio=1)
 
-    def test_is_not_warned_about_where_positives_do_not_come_first(self) -> None:
+    def test_no_warning_without_positive_mask(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ProxyGMLLoss(98, 4, ratio=0.01, positive_mask=False)
@@ -481,9 +479,7 @@ def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
     share=st.floats(0, 1),
     levels=st.sampled_from([2, 10, 10**6]),
 )
-def test_choosing_in_two_rounds_finds_the_largest_even_among_equals(
-    rows: int, width: int, columns: int, share: float, levels: int
-) -> None:
+def test_two_round_topk(rows: int, width: int, columns: int, share: float, levels: int) -> None:
     count = round(share * width)
     values = torch.randint(levels, (rows, width)).float()
     with unittest.mock.patch.multiple(topk, BLOCKS=(8, 4, 2)):
@@ -509,9 +505,7 @@ def in_tiles(values: torch.Tensor, columns: int) -> torch.Tensor:
     share=st.floats(0, 1),
     size=st.sampled_from([1, 2, 4, 8]),
 )
-def test_what_is_larger_than_an_edge_is_among_the_columns_found(
-    rows: int, width: int, columns: int, share: float, size: int
-) -> None:
+def test_columns_above_a_threshold(rows: int, width: int, columns: int, share: float, size: int) -> None:
     values = torch.rand(rows, width)
     edge = share * torch.rand(rows, 1)
     tiles = in_tiles(values, columns)
@@ -524,7 +518,7 @@ def test_what_is_larger_than_an_edge_is_among_the_columns_found(
         assert set((values[row] > edge[row]).nonzero()[:, 0].tolist()) <= set(columns_found)
 
 
-def test_few_classified_proxies_give_value_and_gradient_of_all_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_classes_are_unbiased(monkeypatch: pytest.MonkeyPatch) -> None:
     proxies = torch.randn(3, 2, 4, dtype=torch.float64)
     inverse_lengths = 1 / proxies.flatten(0, 1).norm(dim=1)
 
@@ -550,7 +544,7 @@ def test_the_loss_draws_as_many_proxies_as_it_is_told() -> None:
     assert len({everyone(*batch).item() for _ in range(3)}) == 1
 
 
-def test_a_sparse_gradient_has_the_linked_rows_and_adds_up_over_batches() -> None:
+def test_sparse_gradient_adds_up() -> None:
     proxies = torch.randn(6, 2, 4)
     dense, sparse = (loss_with(proxies, links=3, proxy_weight=0, sparse_gradient=form) for form in (False, True))
     linked = set()
@@ -564,13 +558,13 @@ def test_a_sparse_gradient_has_the_linked_rows_and_adds_up_over_batches() -> Non
     torch.testing.assert_close(gradient.to_dense(), dense.proxies.grad)
 
 
-def test_a_sparse_gradient_and_a_regularizer_are_refused_together() -> None:
+def test_sparse_gradient_with_regularizer_is_refused() -> None:
     with pytest.raises(ValueError, match="sparse_gradient needs proxy_weight=0"):
         ProxyGMLLoss(4, 3, sparse_gradient=True)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_step_with_many_classes_takes_no_memory_of_the_size_of_the_similarities(sparse: bool) -> None:
+def test_memory_with_many_classes(sparse: bool) -> None:
     """CI's guard of memory: bytes are the same on every machine."""
     batch, classes, dimension, links = 64, 60_000, 16, 100
     loss = ProxyGMLLoss(classes, dimension, proxies_per_class=1, links=links, proxy_weight=0, sparse_gradient=sparse)
@@ -599,7 +593,7 @@ def test_fused_step_takes_few_products() -> None:
     assert calls["aten::topk"] == 1
 
 
-def test_gradients_add_up_when_a_graph_is_used_twice_or_the_loss_is_scaled() -> None:
+def test_gradients_add_up() -> None:
     loss = loss_with(torch.randn(5, 2, 4, dtype=torch.float64), links=4)
     embeddings, labels = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 4])
     value = loss(embeddings, labels)
@@ -612,7 +606,7 @@ def test_gradients_add_up_when_a_graph_is_used_twice_or_the_loss_is_scaled() -> 
 
 
 @pytest.mark.parametrize("factor", [1e25, 1e37])
-def test_embeddings_whose_squares_are_too_large_count_by_their_directions(factor: float) -> None:
+def test_embeddings_with_large_squares(factor: float) -> None:
     loss = loss_with(torch.randn(5, 2, 4), links=4)
     embeddings, labels = torch.randn(3, 4), torch.tensor([0, 1, 4])
     value, gradient, proxy_gradient = value_and_gradients(loss, embeddings, labels)

@@ -161,9 +161,7 @@ def whole(case: int) -> ProxyGMLLoss:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_value_and_gradients_equal_those_of_one_process_with_the_whole_batch(
-    found: list[dict], precision: torch.dtype
-) -> None:
+def test_equals_one_process(found: list[dict], precision: torch.dtype) -> None:
     size = len(found)
     within = {"atol": 1e-6, "rtol": 1e-5} if precision == torch.float32 else {"atol": 1e-12, "rtol": 1e-10}
     for case in range(len(OPTIONS)):
@@ -188,7 +186,7 @@ def test_value_and_gradients_equal_those_of_one_process_with_the_whole_batch(
             assert sum(process["rows"] for process in here) == len(gradient.coalesce().values())
 
 
-def test_a_network_in_data_parallel_learns_what_it_would_learn_in_one_process(found: list[dict]) -> None:
+def test_data_parallel_equals_one_process(found: list[dict]) -> None:
     torch.manual_seed(0)
     network, loss = nn.Linear(DIMENSION, DIMENSION).double(), whole(len(OPTIONS) - 1)
     optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=0.01)
@@ -204,7 +202,7 @@ def test_a_network_in_data_parallel_learns_what_it_would_learn_in_one_process(fo
     torch.testing.assert_close(torch.cat([process["trained"] for process in found]), loss.proxies.detach())
 
 
-def test_the_largest_of_all_are_found_together_and_of_equal_ones_the_first(found: list[dict]) -> None:
+def test_distributed_topk(found: list[dict]) -> None:
     for case in range(30):
         ranks, count = whole_ranks(case), 1 + case % 12
         order = (-ranks).sort(dim=1, stable=True).indices[:, :count]
@@ -212,7 +210,7 @@ def test_the_largest_of_all_are_found_together_and_of_equal_ones_the_first(found
         assert torch.equal(torch.cat([process["chosen"][case] for process in found], dim=1), expected)
 
 
-def test_of_proxies_that_are_equally_near_the_distributed_topk_are_linked_and_no_more_than_k(found: list[dict]) -> None:
+def test_distributed_topk_with_ties(found: list[dict]) -> None:
     own = {place for rank in range(len(found)) for place in range(3 * (10 - rank), 3 * (11 - rank))}
     assert set(torch.cat([process["equal"][1] for process in found]).tolist()) == own | {0, 1, 2, 3, 4}
     link = 1 / math.sqrt(DIMENSION)  # three links to the own class, three to the first one, two to the second
@@ -220,7 +218,7 @@ def test_of_proxies_that_are_equally_near_the_distributed_topk_are_linked_and_no
     assert [process["equal"][0].item() for process in found] == pytest.approx([expected] * len(found), abs=1e-6)
 
 
-def test_rows_are_gathered_by_rank_and_their_gradients_come_back_to_their_owners(found: list[dict]) -> None:
+def test_gathered_rows_and_gradients(found: list[dict]) -> None:
     size = len(found)
     everyone = torch.cat([torch.arange(2 * rank, dtype=torch.float64)[:, None] for rank in range(size)])
     for rank, process in enumerate(found):
@@ -229,7 +227,7 @@ def test_rows_are_gathered_by_rank_and_their_gradients_come_back_to_their_owners
         assert torch.equal(process["of rows"], torch.full((2 * rank, 1), said, dtype=torch.float64))
 
 
-def test_classes_start_with_the_same_proxies_however_many_processes_hold_them(found: list[dict]) -> None:
+def test_start_does_not_depend_on_processes(found: list[dict]) -> None:
     started = torch.cat([process["started"] for process in found])
     assert torch.equal(started, initial_proxies(torch.Size((3000, 2, 2)), 0, 3000, seed=7))
     assert len(started.flatten().unique()) > 11_000  # blocks of classes do not repeat each other
@@ -245,7 +243,7 @@ def test_processes_with_different_settings_all_refuse(found: list[dict]) -> None
             assert "num_classes 11 and 12" in process["refused"]
 
 
-def test_a_batch_that_one_process_cannot_use_all_refuse_with_the_same_words(found: list[dict]) -> None:
+def test_all_processes_refuse_together(found: list[dict]) -> None:
     rows, lowest = 2 * len(found), CLASSES if len(found) == 1 else 0
     for process in found:
         assert process["no class"] == f"expected labels in 0..10, got {lowest}..12: number the classes from 0"
@@ -253,6 +251,6 @@ def test_a_batch_that_one_process_cannot_use_all_refuse_with_the_same_words(foun
         assert process["no batch"] == "expected at least one embedding, got an empty batch"
 
 
-def test_one_process_without_a_group_is_told_to_use_the_plain_loss() -> None:
+def test_one_process_without_a_group() -> None:
     with pytest.raises(ValueError, match="use ProxyGMLLoss in one"):
         ShardedProxyGMLLoss(3, 2)

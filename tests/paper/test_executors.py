@@ -16,6 +16,8 @@ from proxygml.paper.processes import finished
 from proxygml.paper.settings import SETTINGS
 from proxygml.training.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path("runs/quick/lambda/glyphs.json")
 STAND_INS = {  # for a cluster of one machine, on which the jobs of an array run one after another
     "sbatch": """
@@ -63,15 +65,13 @@ def an_epoch_is_done() -> bool:
 
 
 @pytest.mark.timeout(600)
-def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_survives_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     (tmp_path / "ray").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "ray")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # they would wait for whatever else is tested at the same time
-    some = ["paper", "lambda", "--quick", "--only", "lambda 0", "lambda 0.3", "lambda 1"]
+    some = ["paper", "lambda", "--quick", "--only", "lambda 0", "lambda 0.3"]
     command = [sys.executable, "-m", "proxygml", *some, "--executor", "ray"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not an_epoch_is_done() or not (at_work := workers(tmp_path / "ray")):
@@ -86,7 +86,7 @@ def test_ray_finds_what_this_machine_finds_although_a_worker_is_killed(
     monkeypatch.chdir(tmp_path / "here")
     main.main(some)
     assert on_ray == known()
-    assert len(on_ray) == 3
+    assert len(on_ray) == 2
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def seeds(count: int) -> dict[str, Recipe]:
     return {f"run {seed}": SETTINGS["glyphs"].recipe.changed({"seed": seed}) for seed in range(count)}
 
 
-def test_slurm_jobs_of_one_array_give_back_what_they_found_or_why_they_failed(slurm: Path, tmp_path: Path) -> None:
+def test_slurm_jobs_return_results_or_errors(slurm: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     recipes, outcomes = seeds(3), {}
     runs = finished(recipes, score, work=tmp_path / "work", executor=Executor("slurm"), progress=lambda *_: None)

@@ -14,19 +14,25 @@ from proxygml.paper.executors import Executor
 from proxygml.paper.rendering import render
 from proxygml.paper.report import report
 from proxygml.paper.results import Results, fingerprint, save_runs
-from proxygml.paper.settings import SETTINGS, base_recipe
+from proxygml.paper.settings import QUICK, SETTINGS, base_recipe
 from proxygml.training.presets import PRESETS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all of them run one after another, so that they take each other's runs."""
+    """A folder in which the experiments run one after another, so that they share runs."""
     return tmp_path_factory.mktemp("paper")
 
 
+@pytest.fixture(autouse=True)
+def tiny_quick(monkeypatch) -> None:
+    monkeypatch.setitem(QUICK, "epochs", 1)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "frozen"])  # which needs pretrained weights
-def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folder: Path, monkeypatch) -> None:
+def test_quick_form(name: str, folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     main.main(["paper", name, "--quick"])
     runs = json.loads((folder / "runs/quick" / name / "glyphs.json").read_text())
@@ -40,6 +46,7 @@ def test_the_quick_form_of_each_makes_its_table_and_its_picture(name: str, folde
     assert {one for one in left_behind if not one.startswith("glyphs.")} == {".lock"}
 
 
+@pytest.mark.slow
 def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     main.main(["paper", "ratio", "--quick"])
@@ -50,7 +57,8 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
     assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before
 
 
-def test_the_report_holds_every_experiment_and_is_the_same_each_time(folder: Path, monkeypatch) -> None:
+@pytest.mark.slow
+def test_report_is_complete_and_stable(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     main.main(["paper", "ratio", "--quick"])
     text = report(folder / "runs/quick", quick=True)
@@ -70,6 +78,7 @@ def test_the_page_of_results_is_written_from_results(option: str, tmp_path: Path
     assert (tmp_path / "docs/results.md").read_text() == report(tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> None:
     base = SETTINGS["glyphs"].recipe.changed(
         {"classes": 8, "epochs": 3, "embedding_dim": 8, "ratio": 0.5, "test": False}
@@ -92,7 +101,7 @@ training.train(Recipe.from_json({recipe.to_json()!r}), Path("run"), progress=pro
     assert [point["recall@1"] for point in gone_on["curve"]] == [point["recall@1"] for point in straight["curve"]]
 
 
-def test_a_run_of_another_recipe_under_the_same_name_is_refused_and_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_run_of_another_recipe_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs/quick/modules/glyphs.json"
     save_runs(path, [{"row": "8 all three", "seed": 0, "fingerprint": "another", "scores": {"recall@1": 1.0}}])
@@ -157,7 +166,7 @@ def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_p
     assert len(table.rows) == 3
 
 
-def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: Path, monkeypatch) -> None:
+def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
     asked = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -190,9 +199,7 @@ def test_some_rows_may_be_run_and_are_compared_before_the_others_are(tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "compares"), [("convergence", True), ("comparison", False)])
-def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compare(
-    name: str, compares: bool, tmp_path: Path
-) -> None:
+def test_times_of_different_machines_do_not_compare(name: str, compares: bool, tmp_path: Path) -> None:
     rows = running.paper_protocol_rows(name, base_recipe("glyphs", None, quick=True))
     made_by = {"commit": "c", "machine": "m", "torch": "2.13", "jobs": 2}
     same = {
@@ -213,7 +220,8 @@ def test_seconds_of_runs_that_were_made_in_different_ways_are_said_not_to_compar
     assert (f"\n\nglyphs: {said}\n\n" in report(tmp_path, quick=True)) == compares
 
 
-def test_one_run_that_fails_does_not_keep_the_others_from_being_made(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_failed_run_leaves_the_others(tmp_path: Path) -> None:
     base = SETTINGS["glyphs"].recipe.changed({"classes": 20, "epochs": 1, "embedding_dim": 8, "test": False})
     base = base.changed({"held_out": 0.0, "tested_epochs": (1,), "baselines": False, "ratio": 0.5})
     rows = {"overflows": base.changed({"learning_rate": 1e30, "embedding_dim": 9}), "learns": base}
@@ -240,7 +248,7 @@ class TestClaims:
         assert claims["at r = 0.5, N = 12 is best"]["R@1"].startswith("N 4, r 0.5 is: **does not hold** (-40.0")
         assert claims["at r = 1, N = 12 is best"]["R@1"] == "holds (highest mean)"
 
-    def test_on_sop_the_paper_claims_no_more_than_to_be_comparable_to_the_two_best(self) -> None:
+    def test_claim_on_sop(self) -> None:
         results = made_up("comparison", {"ms": 0.6, "htl": 0.4})
         cars, sop = (comparison.claims(results, dataset) for dataset in ("cars", "sop"))
         better = "ProxyGML is better than {} * at 512 dimensions"
@@ -260,7 +268,7 @@ class TestClaims:
             said = claims[f"ProxyGML is better than {name} at {dimension} dimensions"]["R@1"]
             assert f"({difference:+.1f} ±" in said
 
-    def test_stability_over_n_is_the_distance_of_best_and_worst_by_seed(self) -> None:
+    def test_stability_over_n(self) -> None:
         # Of r = 0.05 the scores lie 10 points apart, of r = 0.5 30, of r = 1 as far as of r = 0.05; two seeds each.
         scores = {"N 1, r 0.05": 0.6, "N 1, r 0.5": 0.8, "N 20, r 1": 0.4}
         results = made_up("proxies", scores)
@@ -279,7 +287,7 @@ class TestClaims:
         assert [name.startswith("quoted") for name in table.columns] == [False] * 5 + [True] * 5
 
 
-def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys, tmp_path: Path, monkeypatch) -> None:
+def test_unknown_experiment_or_dataset(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
         (["tables"], "expected an experiment among modules, comparison"),
@@ -304,7 +312,7 @@ def test_an_unknown_experiment_or_dataset_is_refused_with_the_known_ones(capsys,
     assert capsys.readouterr().err.startswith("error: no images_background")  # once, before any run
 
 
-def test_a_method_that_taps_early_stages_is_left_out_where_only_the_head_is_trained() -> None:
+def test_cascade_needs_the_whole_network() -> None:
     whole, head = (
         running.paper_protocol_rows("comparison", base_recipe(f"cub-{what}", "photos", quick=False))
         for what in ("small", "head")

@@ -38,7 +38,7 @@ def test_a_native_recipe_builds_its_loss_and_its_optimizer(loss: str, dataset: s
 
 
 @pytest.mark.parametrize("loss", METHODS)
-def test_a_fair_recipe_is_the_papers_but_for_the_loss_and_what_it_needs(loss: str) -> None:
+def test_fair_recipe(loss: str) -> None:
     recipe, paper = PAPER["cub"].changed(settings(loss, "fair", "cub")), PAPER["cub"]
     may_differ = {"loss", "warmup", "proxy_learning_rate", "images_per_class"}
     differing = {name for name in vars(paper) if getattr(recipe, name) != getattr(paper, name)}
@@ -66,6 +66,6 @@ def test_what_is_not_known_is_said() -> None:
     assert isinstance(Recipe().changed(settings("cosface", "fair", "glyphs")), Recipe)
 
 
-def test_rates_for_the_papers_epsilon_are_for_its_datasets_only() -> None:
+def test_learning_rates_for_the_papers_epsilon() -> None:
     assert settings("softtriple", "fair", "cub")["proxy_learning_rate"] == 1e-2
     assert settings("softtriple", "fair", "glyphs")["proxy_learning_rate"] is None

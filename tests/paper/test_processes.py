@@ -16,9 +16,11 @@ from proxygml.paper import running
 from proxygml.paper.executors import Executor
 from proxygml.paper.settings import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(600)
-def test_however_a_command_is_stopped_its_processes_end_and_the_same_command_goes_on(
+def test_stopped_command_ends_its_processes_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def press_ctrl_c(process: subprocess.Popen) -> None:

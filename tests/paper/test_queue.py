@@ -142,7 +142,8 @@ class TestThePlan:
         assert not WORK.exists()
 
 
-def test_every_run_is_made_once_and_stands_wherever_it_is_wanted(whole: dict[str, list[dict]]) -> None:
+@pytest.mark.slow
+def test_run_is_made_once_for_all_experiments(whole: dict[str, list[dict]]) -> None:
     assert {name: [run["row"] for run in runs] for name, runs in whole.items()} == {
         "first": ["a", "b"],
         "second": ["b", "c"],
@@ -155,6 +156,7 @@ def test_every_run_is_made_once_and_stands_wherever_it_is_wanted(whole: dict[str
     assert "commit" in first["made_by"]
 
 
+@pytest.mark.slow
 def test_one_run_may_be_asked_for_at_a_time(here: Path, capsys: pytest.CaptureFixture) -> None:
     run_queue("--runs", "1")
     assert rows() == {"first": ["a"], "second": [], "third": []}
@@ -164,12 +166,14 @@ def test_one_run_may_be_asked_for_at_a_time(here: Path, capsys: pytest.CaptureFi
     assert said[1].endswith("; 2 runs left")
 
 
-def test_the_last_run_that_is_asked_for_brings_no_others_with_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_runs_option_is_exact(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "TIERS", ((("first", ON), ("third", ON)),))  # the third wants nothing of its own
     run_queue("--runs", "1")
     assert rows() == {"first": ["a"], "second": [], "third": []}
 
 
+@pytest.mark.slow
 def test_a_killed_queue_goes_on(here: Path, whole: dict[str, list[dict]]) -> None:
     command = """
 import pytest
@@ -232,6 +236,7 @@ def test_missing_data_is_named_before_the_first_run(tmp_path: Path, monkeypatch,
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something_else_is_named(here: Path, capsys: pytest.CaptureFixture) -> None:
     (here / "omniglot28.npz").write_bytes(b"no zip")
     with pytest.raises(SystemExit):
@@ -254,9 +259,8 @@ def test_a_run_of_another_recipe_stays_where_it_is(here: Path, capsys: pytest.Ca
     assert rows() == {"first": [], "second": ["c"], "third": []}
 
 
-def test_a_full_disk_is_one_line_and_the_run_is_not_trained_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+@pytest.mark.slow
+def test_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     def full(path: Path, runs: list[dict]) -> None:
         raise UnwritableError(f"could not write {path}: No space left on device")
 
@@ -273,7 +277,8 @@ def test_a_full_disk_is_one_line_and_the_run_is_not_trained_again(
     assert run["seconds"] == round(sum(entry["training_seconds"] for entry in log), 1)
 
 
-def test_a_failed_run_is_reported_once_and_the_others_are_made(here: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.slow
+def test_failed_run_leaves_the_others(here: Path, capsys: pytest.CaptureFixture) -> None:
     first, *_ = queue.plan(".", WORK, quick=True)
     in_its_way = WORK / fingerprint(first.missing[1].recipe)
     WORK.mkdir(parents=True)

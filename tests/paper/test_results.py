@@ -31,7 +31,7 @@ def results() -> Results:
     return Results.of([*worse, *better, run("alone", 0, 0.9)], ["better", "worse", "absent", "alone"])
 
 
-def test_rows_stand_in_the_order_of_the_experiment_and_those_without_runs_are_left_out(results: Results) -> None:
+def test_order_of_rows(results: Results) -> None:
     assert list(results.rows) == ["better", "worse", "alone"]
 
 
@@ -54,12 +54,12 @@ def test_differences_are_paired_by_seed(results: Results) -> None:
     assert results.verdict("worse", "better") == "**does not hold** (-10.0 ± 0.0)"
 
 
-def test_a_difference_whose_interval_holds_zero_is_not_significant() -> None:
+def test_interval_with_zero_is_not_significant() -> None:
     runs = [run("one", 0, 0.8), run("one", 1, 0.7), run("other", 0, 0.7), run("other", 1, 0.79)]
     assert Results.of(runs, ["one", "other"]).verdict("one", "other").startswith("no significant difference")
 
 
-def test_the_fingerprint_follows_what_can_change_scores_and_nothing_else() -> None:
+def test_fingerprint_follows_what_changes_scores() -> None:
     same = GLYPHS.changed({"data": "elsewhere", "workers": 3, "device": "cpu"})
     assert fingerprint(GLYPHS) == fingerprint(same)
     assert fingerprint(GLYPHS) != fingerprint(GLYPHS.changed({"seed": 1}))
@@ -74,7 +74,7 @@ def test_the_fingerprint_follows_what_a_loss_brings_itself(monkeypatch) -> None:
     assert fingerprint(recipe) != before
 
 
-def test_runs_are_known_again_by_their_fingerprint_in_any_experiment(tmp_path: Path) -> None:
+def test_runs_are_found_by_fingerprint(tmp_path: Path) -> None:
     save_runs(results_file(tmp_path, "modules", "glyphs"), [run("a", 0, 0.5) | {"fingerprint": "one"}])
     save_runs(results_file(tmp_path, "ratio", "glyphs"), [run("b", 0, 0.6) | {"fingerprint": "two"}])
     save_runs(results_file(tmp_path, "ratio", "omniglot"), [run("c", 0, 0.7) | {"fingerprint": "three"}])

@@ -86,7 +86,7 @@ def test_the_stand_in_for_sop_has_its_settings() -> None:
 
 
 @pytest.mark.parametrize("name", [*HEAD, *SMALL, "omniglot-sop"])
-def test_the_last_epoch_is_scored_and_never_one_chosen_on_test_classes(name: str) -> None:
+def test_last_epoch_is_scored(name: str) -> None:
     recipe = SETTINGS[name].recipe
     assert (recipe.keep_epoch, recipe.held_out, recipe.test) == ("last", 0.0, True)
     for experiment, tested in (("comparison", ()), ("convergence", tuple(range(1, recipe.epochs + 1)))):
@@ -128,7 +128,7 @@ class TestTheFrozenNetwork:
         assert table.rows[0] == (frozen.FROZEN, "40.0 ± 0.0", "60.0 ± 0.0")
         assert table.rows[1][0] == "N 12, r 0.01"
 
-    def test_stands_beside_a_head_on_its_features_where_the_network_is_trained(self, tmp_path: Path) -> None:
+    def test_head_and_small_share_the_network(self, tmp_path: Path) -> None:
         self.write(tmp_path, "cub-small")
         results = load_results("ratio", "cub-small", "paper", tmp_path)
         table = full_table("ratio", results, "cub-small", tmp_path)
@@ -154,9 +154,7 @@ def write_products(root: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_stanford_online_products_are_walked_on_a_miniature_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_miniature_sop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"classes": 6, "epochs": 2, "embedding_dim": 24, "image_size": 64, "workers": 0}
     monkeypatch.setattr(settings, "QUICK", small)

@@ -28,7 +28,7 @@ HOSTILE = Table(
 )
 
 
-def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:
+def test_csv_has_no_formulas() -> None:
     read = list(csv.reader(io.StringIO(HOSTILE.to_csv())))
     assert read[0] == ["name", "'=1+1"]
     assert read[1][1] == "-0.3"

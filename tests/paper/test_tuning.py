@@ -41,7 +41,7 @@ def test_every_row_has_as_many_trials_and_the_best_is_taken(tmp_path: Path) -> N
         assert abs(recipe.learning_rate - 1e-3) <= abs(ROWS[name].learning_rate - 1e-3)
 
 
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_stopped_search_goes_on(tmp_path: Path) -> None:
     straight = search(tmp_path / "straight", 4)
 
     def stops(recipes: Mapping[str, Recipe], note: str) -> Iterator[tuple[str, dict]]:
@@ -59,7 +59,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path)
 
 
 @pytest.mark.parametrize("loss", METHODS)
-def test_what_is_searched_is_a_setting_of_the_loss_within_its_ends(loss: str) -> None:
+def test_search_space(loss: str) -> None:
     plain = GLYPHS.changed({"loss": loss})
     ends = space(plain, fixed=False)
     settings = suggest(plain, ends, [{"settings": {}, "map_at_r": 0.5}])

@@ -82,7 +82,7 @@ def test_features_are_computed_once_for_all_seeds_and_losses(
     assert kept(cache) == [training, test]
 
 
-def test_features_are_those_of_the_center_crop_and_of_random_crops(recipe: Recipe) -> None:
+def test_features_of_crops(recipe: Recipe) -> None:
     images = featured(recipe)
     assert images.features.shape == (16, 4, 2, 256)
     model = build.build_model(recipe).eval()
@@ -107,9 +107,7 @@ def test_other_crops_and_images_give_another_file(recipe: Recipe, cache: Path, c
     assert len(kept(cache)) == 2
 
 
-def test_more_crops_another_network_and_another_photo_give_another_file(
-    recipe: Recipe, tmp_path: Path, cache: Path
-) -> None:
+def test_file_depends_on_settings(recipe: Recipe, tmp_path: Path, cache: Path) -> None:
     images = featured(recipe)
     featured(recipe, crops=4)
     assert len(kept(cache)) == 2
@@ -136,7 +134,7 @@ def test_a_damaged_file_is_computed_again(recipe: Recipe, cache: Path, damage) -
     np.testing.assert_array_equal(featured(recipe).features, before)
 
 
-def test_a_photo_that_cannot_be_read_is_an_error_or_skipped_and_counted(recipe: Recipe, tmp_path: Path) -> None:
+def test_broken_photo(recipe: Recipe, tmp_path: Path) -> None:
     images, _ = build.load_images(recipe)
     images.file(2).write_bytes(b"no photo")
     skipping = recipe.changed({"skip_broken": True})
@@ -151,7 +149,7 @@ def test_a_photo_that_cannot_be_read_is_an_error_or_skipped_and_counted(recipe: 
     assert np.isfinite(usable.features).all()
 
 
-def test_every_epoch_draws_other_crops_and_a_test_takes_the_center() -> None:
+def test_epochs_draw_different_crops() -> None:
     some = np.arange(40 * 4).reshape(40, 4, 1, 1)  # image i has 4 i, then three random crops
     labels = np.zeros(40, np.int64)
     test = FeatureCrops(some, labels)
@@ -162,7 +160,7 @@ def test_every_epoch_draws_other_crops_and_a_test_takes_the_center() -> None:
     assert set(first) == {1, 2, 3}
 
 
-def test_the_run_embeds_a_photo_to_the_same_vector_as_its_features(recipe: Recipe, tmp_path: Path) -> None:
+def test_run_embeds_as_its_features(recipe: Recipe, tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run")
     images = featured(recipe)
     by_features = Model(run).embed(images).vectors
@@ -212,6 +210,6 @@ def test_a_loss_that_taps_early_stages_is_refused(recipe: Recipe, tmp_path: Path
 
 
 @pytest.mark.parametrize("settings", [{"weights": None}, {"frozen": ("block1",)}, {"devices": 2}])
-def test_a_recipe_for_features_is_of_a_pretrained_network_in_one_process(settings: dict, recipe: Recipe) -> None:
+def test_refused_recipes(settings: dict, recipe: Recipe) -> None:
     with pytest.raises(ValueError, match="feature_crops trains a head on a pretrained network, in one process"):
         recipe.changed(settings)

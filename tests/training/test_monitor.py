@@ -26,7 +26,7 @@ def steps(monitor: StepMonitor, values: list[float], finite: list[bool]) -> None
 
 
 @pytest.mark.parametrize("every", [1, 20])
-def test_means_and_skipped_steps_do_not_depend_on_how_often_they_are_read(every: int) -> None:
+def test_means_do_not_depend_on_reading(every: int) -> None:
     monitor = StepMonitor(CPU)
     monitor.every = every
     steps(monitor, [1.0, 2.0, 6.0], [True, False, True])
@@ -43,7 +43,7 @@ def test_nan_is_noticed_when_it_is_read(every: int, noticed: int) -> None:
     assert monitor.steps == noticed
 
 
-def test_twenty_skipped_steps_in_a_row_are_an_error_across_epochs() -> None:
+def test_twenty_skipped_steps_are_an_error() -> None:
     first = StepMonitor(CPU)
     steps(first, [1.0] * 13, [True] + [False] * 12)
     second = StepMonitor(CPU, in_a_row=first.in_a_row)
@@ -66,7 +66,7 @@ def waits_for_device(event: FunctionEvent) -> bool:
     return event.name == "aten::_local_scalar_dense" and "aten::_fused_adam_" not in callers
 
 
-def test_checking_a_hundred_gradients_takes_a_handful_of_operators() -> None:
+def test_gradient_check_takes_few_operators() -> None:
     gradients = [torch.randn(3, 4) for _ in range(100)]
     names = [event.name for event in profiled_operators(lambda: are_finite(gradients))]
     assert names.count("aten::_foreach_norm") == names.count("aten::isfinite") == 1
@@ -82,9 +82,7 @@ def training_loop(tiny: Recipe) -> TrainingLoop:
     return TrainingLoop(tiny, fabric, build.build_model(tiny), images)
 
 
-def test_a_step_without_validation_never_waits_for_the_device(
-    training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_never_waits_for_the_device(training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an accelerator, where values are read every 20 steps; a read is aten::_local_scalar_dense."""
     monkeypatch.setattr(BatchCheck, "__call__", lambda self, embeddings, labels, classes: (embeddings, labels))
     training_loop.loss.implementation = "definition"  # on a CPU, "fused" reads whether the gradient is 1

@@ -58,11 +58,11 @@ class TestEveryValueIsThatOfThePaperOrItsCode:
         assert not recipe.freeze_batch_norm
         assert recipe.recall_at == (1, 10, 100, 1000)
 
-    def test_learning_rates_fall_as_in_the_code_after_19_and_39_epochs(self) -> None:
+    def test_learning_rate_schedule(self) -> None:
         factors = [learning_rate_factor(preset("paper-cars"), epoch) for epoch in range(50)]
         assert factors == pytest.approx([1] * 19 + [0.1] * 20 + [0.01] * 11)
 
-    def test_epochs_scored_on_the_test_classes_are_those_of_the_code(self) -> None:
+    def test_tested_epochs(self) -> None:
         assert preset("paper-cub").tested_epochs == (1, 2, *range(35, 51))
 
     @pytest.mark.parametrize(("name", "links"), [("paper-cub", 60), ("paper-cars", 59), ("paper-sop", 566)])
@@ -122,7 +122,7 @@ def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path
         assert torch.equal(parameter, after[name]) == (id(parameter) in frozen), name
 
 
-def test_the_second_epoch_of_the_paper_moves_head_and_proxies_only(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_second_epoch_trains_head_and_proxies(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
     recipe = preset("paper-cub").changed(
         {"data": str(cub_tree), "weights": None, "epochs": 2, "workers": 0, "image_size": 64, "baselines": False}
         | {"tested_epochs": (), "ratio": 1.0}
@@ -150,7 +150,7 @@ def test_weights_that_cannot_be_found_say_which_file_to_get(
         trainer.train(recipe, tmp_path / "run")
 
 
-def test_published_weights_in_this_folder_are_taken_and_reported(
+def test_published_weights_are_found(
     cub_tree: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -168,7 +168,7 @@ def test_published_weights_in_this_folder_are_taken_and_reported(
     assert note.endswith("bn_inception-52deb4733.pth, 0 missing, 0 unexpected")
 
 
-def test_a_broken_image_is_found_before_the_first_step_or_skipped_and_counted(
+def test_broken_image(
     cub_tree: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_newest_checkpoint_comes_back(run: Run) -> None:
 
 @pytest.mark.parametrize("place", [0, 0.02, 0.3, 0.5, 0.8, 0.999])
 @pytest.mark.parametrize("damage", ["truncated", "altered"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(run: Run, place: float, damage: str) -> None:
+def test_damaged_checkpoint_falls_back(run: Run, place: float, damage: str) -> None:
     run.save_last(state(1))
     run.save_last(state(2))
     path = run.folder / "last.pt"
@@ -94,14 +94,14 @@ def test_an_altered_weight_is_noticed(run: Run) -> None:
         load_checkpoint(path)
 
 
-def test_a_missing_last_checkpoint_falls_back_to_the_previous_one(run: Run) -> None:
+def test_missing_checkpoint_falls_back(run: Run) -> None:
     """As after a kill between the two renames."""
     run.save_last(state(1))
     (run.folder / "last.pt").rename(run.folder / "previous.pt")
     assert run.load_last()["epochs_done"] == 1
 
 
-def test_two_damaged_checkpoints_are_an_error_and_not_a_fresh_start(run: Run) -> None:
+def test_two_damaged_checkpoints_are_an_error(run: Run) -> None:
     run.save_last(state(1))
     run.save_last(state(2))
     for name in ("last.pt", "previous.pt"):
@@ -161,7 +161,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(run: Run) -> None:
         assert re.match(rf"{path} is damaged: .*: write it again with proxygml train --resume", line)
 
 
-def test_the_mark_is_that_of_the_weights_however_often_they_are_written(run: Run) -> None:
+def test_hash_is_of_the_weights(run: Run) -> None:
     marks = []
     for number in (1, 1, 2):
         run.save_best(best(number))
@@ -184,7 +184,7 @@ def test_an_altered_score_is_noticed(run: Run) -> None:
         _ = run.scores
 
 
-def test_a_folder_in_which_a_process_was_killed_at_once_is_not_taken(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for name in (".lock", ".recipe-abcdefgh.json"):
         (tmp_path / "run" / name).touch()
@@ -193,7 +193,7 @@ def test_a_folder_in_which_a_process_was_killed_at_once_is_not_taken(tmp_path: P
     assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "recipe.json"]
 
 
-def test_a_folder_that_is_being_trained_in_is_refused_by_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_in_use_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.0)
     with files.locked(run.folder), pytest.raises(ValueError, match=rf"process {os.getpid()} on .* is using"):
         Run.create(run.folder, GLYPHS)

@@ -93,7 +93,7 @@ def test_the_loss_falls_and_the_space_gets_better(tmp_path: Path) -> None:
     assert run.scores["trained"]["map_at_r"] > run.scores["untrained"]["map_at_r"]
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny: Recipe, tmp_path: Path) -> None:
+def test_same_seed_same_run(tiny: Recipe, tmp_path: Path) -> None:
     runs = [trainer.train(tiny.changed({"seed": seed}), tmp_path / str(n)) for n, seed in enumerate([3, 3, 4])]
     same_weights(runs[0].folder / "last.pt", runs[1].folder / "last.pt")
     with pytest.raises(AssertionError):
@@ -135,9 +135,7 @@ class TestAStoppedRun:
         trainer.resume(tmp_path / "stopped")
         same_weights(tmp_path / "stopped" / "last.pt", undisturbed.folder / "last.pt")
 
-    def test_with_a_truncated_checkpoint_goes_on_from_the_one_before(
-        self, tiny: Recipe, tmp_path: Path, undisturbed: Run
-    ) -> None:
+    def test_truncated_checkpoint_falls_back(self, tiny: Recipe, tmp_path: Path, undisturbed: Run) -> None:
         with pytest.raises(PlugPulledError):
             trainer.train(tiny, tmp_path / "stopped", progress=stop_at(10))
         path = tmp_path / "stopped" / "last.pt"
@@ -179,7 +177,7 @@ class TestAStoppedRun:
         same_weights(folder / "best.pt", undisturbed.folder / "best.pt")
         assert Run(folder).scores["trained"] == undisturbed.scores["trained"]
 
-    def test_between_its_checkpoint_and_its_best_network_makes_that_from_the_checkpoint(
+    def test_before_its_best_network_was_saved(
         self, tiny: Recipe, tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def pull(*_: object) -> None:
@@ -253,7 +251,7 @@ class TestAStoppedRun:
 
 
 class TestHeldOutClasses:
-    def test_are_part_of_the_training_classes_and_are_not_trained_on(self, tiny: Recipe) -> None:
+    def test_are_not_trained_on(self, tiny: Recipe) -> None:
         images, _ = load_images(tiny)
         trained_on, held_out = hold_out(images, 0.2)
         assert len(trained_on.class_names) == 8
@@ -267,9 +265,7 @@ class TestHeldOutClasses:
         for share in (0.0, 0.1):
             assert hold_out(images, share) == (images, None)
 
-    def test_choose_the_best_epoch_without_a_look_at_the_test_classes(
-        self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_choose_the_best_epoch(self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The scores of held-out classes are made up here: the second epoch is to win, whatever the test says."""
         made_up = iter([0.2, 0.9, 0.5])
         _, test_images = load_images(tiny)
@@ -301,18 +297,14 @@ class TestHeldOutClasses:
         assert run.scores["best_epoch"] == 3
         assert "held_out" not in run.log[0]
 
-    def test_the_papers_way_chooses_among_the_epochs_scored_on_the_test_classes(
-        self, tiny: Recipe, tmp_path: Path
-    ) -> None:
+    def test_paper_chooses_on_test_classes(self, tiny: Recipe, tmp_path: Path) -> None:
         run = train(tiny.changed({"held_out": 0.0, "tested_epochs": (1,)}), tmp_path / "run")
         assert ["test" in entry for entry in run.log] == [True, False, True]  # the last is always among them
         scores = [entry["test"]["map_at_r"] for entry in (run.log[0], run.log[2])]
         assert run.scores["best_epoch"] == (1, 3)[int(np.argmax(scores))]
         assert run.scores["trained"]["map_at_r"] == pytest.approx(max(scores))
 
-    def test_the_last_epoch_is_kept_however_the_test_classes_were_scored_before(
-        self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_last_epoch_is_kept(self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made_up = iter([0.9, 0.5, 0.1, 0.1])  # after each epoch, and at the end
         genuine = evaluator.evaluation.evaluate
 
@@ -341,7 +333,7 @@ class TestHeldOutClasses:
 class TestNarrowing:
     RECIPE = Recipe(start_ratio=1.0, ratio=0.01, proxies_per_class=10, epochs=5)
 
-    def test_links_fall_geometrically_from_the_first_epoch_to_the_last(self) -> None:
+    def test_links_fall_geometrically(self) -> None:
         links = [scheduled_links(self.RECIPE, 100, epoch) for epoch in range(5)]
         assert links == [1000, 317, 100, 32, 10]  # 1000 / 10 ** (epoch / 2), rounded up
 
@@ -440,7 +432,7 @@ def test_warm_up_trains_head_and_proxies_only(tiny: Recipe, tmp_path: Path) -> N
         assert moved == (name.startswith("head") or is_statistic), name
 
 
-def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(tiny: Recipe, tmp_path: Path) -> None:
+def test_frozen_batch_norm(tiny: Recipe, tmp_path: Path) -> None:
     run = train(tiny.changed({"epochs": 1, "freeze_batch_norm": True}), tmp_path / "run")
     weights = run.load_last()["model"]
     assert weights["trunk.block1.1.running_mean"].abs().max() == 0
@@ -474,7 +466,7 @@ def test_a_place_that_cannot_be_written_is_named(tiny: Recipe) -> None:
         trainer.train(tiny, Path("/proc/nowhere"))
 
 
-def test_an_embedding_of_one_dimension_still_has_its_pictures(tiny: Recipe, tmp_path: Path) -> None:
+def test_one_dimension_is_plotted(tiny: Recipe, tmp_path: Path) -> None:
     run = trainer.train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
     assert (run.folder / "map.png").exists()
 
@@ -496,7 +488,7 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
     assert not (run.folder / "retrieval.png").exists()
 
 
-def test_the_frozen_backbone_is_scored_without_its_random_head(tiny: Recipe, tmp_path: Path) -> None:
+def test_frozen_backbone_is_scored_without_head(tiny: Recipe, tmp_path: Path) -> None:
     run = trainer.train(tiny.changed({"baselines": True, "epochs": 1}), tmp_path / "run")
     seed_everything(tiny.seed, verbose=False)
     model = build.build_model(tiny)
@@ -509,9 +501,7 @@ def test_the_frozen_backbone_is_scored_without_its_random_head(tiny: Recipe, tmp
     assert run.scores["untrained"]["map_at_r"] == pytest.approx(expected["map_at_r"])
 
 
-def test_a_cache_is_filled_before_the_first_step_and_serves_training_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_filled_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         for copy in range(3):
             path = tmp_path / "photos" / f"class{number}" / f"{copy}.jpg"
@@ -544,9 +534,7 @@ def poisoned_loss(monkeypatch: pytest.MonkeyPatch, poisoned: Callable[[int], boo
     monkeypatch.setattr(build, "build_loss", build_poisoned)
 
 
-def test_a_step_with_nan_in_its_gradient_is_skipped_and_counted(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_gradient_skips_the_step(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned_loss(monkeypatch, lambda step: step in (2, 3))
     told = []
     run = trainer.train(tiny, tmp_path / "run", progress=lambda *what: told.append(what))
