@@ -1,6 +1,5 @@
 """Tables and figures of an experiment, written beside its runs in results/."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -56,7 +55,7 @@ def render(
     if protocol == "fair":
         markdown += _chosen(experiment, dataset, results, folder, quick)
     if judged := claims(experiment, dataset, results, missing_rows(experiment, dataset, protocol, results, quick)):
-        markdown += "\n" + claims_table({"": judged}).to_markdown()
+        markdown += "\n" + claims_table(judged).to_markdown()
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with atomic_write(path.with_suffix(ending)) as draft:
             draft.write_text(text)
@@ -117,17 +116,11 @@ def claims(experiment: str, dataset: str, results: Results, missing: list[str]) 
     return {} if missing and not hasattr(module, "PAIRS") else module.claims(results, dataset)
 
 
-def claims_table(by_dataset: Mapping[str, Claims]) -> Table:
-    """A row for every claim, a column for every dataset and measure."""
-    columns = dict.fromkeys(
-        (name, measure) for name, judged in by_dataset.items() for verdicts in judged.values() for measure in verdicts
-    )
-    rows = [
-        (claim, *(by_dataset[name].get(claim, {}).get(measure, "-") for name, measure in columns))
-        for claim in dict.fromkeys(claim for judged in by_dataset.values() for claim in judged)
-    ]
-    names = [f"{name}: {measure}" if name else measure for name, measure in columns]
-    return Table(("the paper says", *names), tuple(rows))
+def claims_table(judged: Claims) -> Table:
+    """A row for every claim, a column for every measure."""
+    measures = dict.fromkeys(measure for verdicts in judged.values() for measure in verdicts)
+    rows = [(claim, *(verdicts.get(measure, "-") for measure in measures)) for claim, verdicts in judged.items()]
+    return Table(("the paper says", *measures), tuple(rows))
 
 
 def made(experiment: str, folder: Path) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from proxygml.paper.results import Claims, Results
 from proxygml.paper.settings import SETTINGS
 from proxygml.paper.tables import Table
 
-BRIEF = ("glyphs", "omniglot")  # datasets that the page shows by their claims only
+BRIEF = ("glyphs", "omniglot")  # datasets that the page only links to
 MEASURES = ("R@1", "NMI")
 HEAD = """# Results
 
@@ -94,7 +94,7 @@ def update_readme(text: str, folder: Path) -> str:
     lines = [
         f"| | {'nothing' if row[method] == frozen.FROZEN else 'linear head'} "
         f"| {row[method]} | {row[recall]} | {row[nmi]} |\n"
-        for row in sorted(rows, key=lambda row: float(row[recall].split()[0]))
+        for row in sorted(rows, key=lambda row: -float(row[recall].split()[0]))
     ]
     before, first_line, rest = text.partition("| Cars196, 144 px | | | | |\n")
     return before + first_line + "".join(lines) + rest[rest.index("\n\n") + 1 :]
@@ -164,30 +164,17 @@ def _in_full(section: Section, folder: Path, *, quoted: bool) -> str:
         table = Table(columns, tuple(rows))
     title = f"{section.experiment} on {section.name}"
     text = f"### {title}\n{table.to_markdown()}\n![{title}]({section.file('.png')})\n\n"
-    return text + _remarks([section]) + _claims({"": section.claims})
+    text += "".join(f"{remark}\n\n" for remark in mixed_times(find(section.experiment), section.results))
+    if not section.claims:
+        return text
+    verdicts = claims_table(section.claims).to_markdown()
+    return text + verdicts.replace("no significant difference", "n.s.").replace("does not hold", "fails") + "\n"
 
 
 def _in_brief(sections: Sequence[Section]) -> str:
-    """Links to tables and figures, and the claims on all of these datasets side by side."""
-    names = " and ".join(dict.fromkeys(section.dataset for section in sections))
+    """Links to the tables, claims and figures of these datasets."""
     links = [f"[{section.name}]({section.file('.md')}) ([figure]({section.file('.png')}))" for section in sections]
-    text = f"### {sections[0].experiment} on {names}\nScores: {', '.join(links)}.\n\n"
-    return text + _remarks(sections) + _claims({section.name: section.claims for section in sections})
-
-
-def _remarks(sections: Iterable[Section]) -> str:
-    return "".join(
-        f"{section.name}: {remark}\n\n"
-        for section in sections
-        for remark in mixed_times(find(section.experiment), section.results)
-    )
-
-
-def _claims(by_dataset: dict[str, Claims]) -> str:
-    if not any(by_dataset.values()):
-        return ""
-    text = claims_table(by_dataset).to_markdown()
-    return text.replace("no significant difference", "n.s.").replace("does not hold", "fails") + "\n"
+    return f"Scores and claims on other datasets: {', '.join(links)}.\n\n"
 
 
 def _notes(sections: Iterable[Section]) -> str:
