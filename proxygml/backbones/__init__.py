@@ -144,6 +144,8 @@ def freeze_stages(trunk: Trunk, stages: Sequence[str]) -> None:
 
 def load_pretrained(trunk: Trunk, weights: str) -> str:
     """Load weights, a path or "pretrained", into a trunk; returns a one-line summary."""
+    if weights == "pretrained" and trunk.is_pretrained:
+        return "those of the hub model"
     path = trunk.pretrained_file() if weights == "pretrained" else Path(weights)
     loaded = load_weights(trunk, path)
     missing, unexpected = (f": {names[0]}, ..." if names else "" for names in (loaded.missing, loaded.unexpected))

@@ -47,8 +47,9 @@ class BNInception(Inception):
     classifier = ("last_linear.",)
     published_file = "bn_inception-52deb4733.pth"
     weights_from = (
-        "pretrained BN-Inception is the published file bn_inception-52deb4733.pth (ImageNet, ported from Caffe): "
-        "download it and pass its path as the weights"
+        "pretrained BN-Inception (ImageNet, ported from Caffe) was published as "
+        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth: download it and pass its path as the "
+        "weights"
     )
 
     def pool(self, name: str, x: Tensor) -> Tensor:

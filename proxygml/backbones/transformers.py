@@ -1,4 +1,4 @@
-"""Trunks from the Hugging Face hub or a folder (`hf:NAME_OR_FOLDER`): ViT, DINOv2, CLIP's image tower, ConvNeXt."""
+"""Trunks from the Hugging Face hub or a folder (`hf:NAME_OR_FOLDER`): ViT, DINOv2, CLIP, ConvNeXt, ResNet."""
 
 import inspect
 import re
@@ -21,19 +21,21 @@ ARCHITECTURES = {  # by the model_type in config.json: class in transformers, an
     "clip_vision_model": ("CLIPVisionModel", "pooled"),
     "convnext": ("ConvNextModel", "maps"),
     "convnextv2": ("ConvNextV2Model", "maps"),
+    "resnet": ("ResNetModel", "maps"),
 }
 FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class TransformersTrunk(Trunk):
-    """Images (B, 3, H, W) in RGB -> feature maps (B, channels, h, w) of ConvNeXt, (B, channels, 1, 1) of the others.
+    """Images (B, 3, H, W) in RGB -> feature maps (B, channels, h, w) of ConvNeXt and ResNet, else (B, channels, 1, 1).
 
     The network is a single stage, because its inner modules differ between releases of transformers; `network` is the
     module of transformers itself.
     """
 
     stages = ("network",)
+    is_pretrained = True
     weights_from = "weights of hf: backbones are the safetensors files of the hub model or of the folder"
 
     def __init__(self, name: str) -> None:
@@ -131,10 +133,11 @@ def _load(network_class: type[Any], config: object, folder: Path, name: str) -> 
 
 def _remove_unused(network: nn.Module) -> None:
     """Remove parameters that get no gradient, for which distributed training would wait."""
+    if getattr(network, "pooler", None) is not None:  # ViT's is a tanh layer that most checkpoints never trained
+        network.pooler = nn.Identity()
     for module in network.modules():
-        for name in ("pooler", "mask_token"):  # ViT's pooler is a tanh layer that most checkpoints never trained
-            if getattr(module, name, None) is not None:
-                setattr(module, name, None)
+        if getattr(module, "mask_token", None) is not None:
+            module.mask_token = None  # type: ignore[assignment]
     if type(network).__name__.startswith("ConvNext"):
         network.layernorm = nn.Identity()  # acts on the pooled vector, which is not used
 

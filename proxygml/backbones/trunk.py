@@ -19,6 +19,7 @@ class Trunk(nn.Module):
     pixel_std: tuple[float, ...] = IMAGENET_STD
     bgr: bool = False
     classifier: tuple[str, ...] = ()  # prefixes of classifier weights, which `load_weights` drops
+    is_pretrained: bool = False  # whether a new trunk has its published weights already
     published_file: str | None = None  # name of the published ImageNet weights
     weights_from: str = "pass the path of a .pth, .pt or .safetensors file"  # ends an error about missing weights
 

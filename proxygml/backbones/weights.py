@@ -1,5 +1,7 @@
 """Load weight files into modules: .pth and .pt (tensors only, no code) and .safetensors."""
 
+import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from proxygml.files import one_line, reject_zip_bomb
 
 WRAPPERS = ("state_dict", "model")  # keys under which training scripts put the tensors
+HASH = re.compile("-([0-9a-f]{8,})$")  # torch.hub's convention: the start of the file's SHA-256 ends its name
 REMEDY = "download it again, or save a state dict (tensors by name) with torch.save or safetensors"
 
 
@@ -59,6 +62,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix not in (".pth", ".pt", ".safetensors"):
         raise ValueError(f"{path} is no weight file: expected .pth, .pt or .safetensors, the name ends in {suffix!r}")
+    check_hash(path)
     with path.open("rb") as file:  # outside the try: an OSError of the file itself stays one
         try:
             reject_zip_bomb(file)
@@ -82,6 +86,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ValueError(f"{path} contains {first_three(content) or 'nothing'}, expected tensors by name: {REMEDY}")
     return tensors
+
+
+def check_hash(path: Path) -> str:
+    """The SHA-256 of a file; a ValueError if its name, as in resnet50-0676ba61.pth, announces another one.
+
+    Digits alone may be a date and announce nothing.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    actual = digest.hexdigest()
+    announced = HASH.search(path.stem)
+    if announced and not announced[1].isdigit() and not actual.startswith(announced[1]):
+        raise ValueError(
+            f"{path} is damaged or another file: its name announces SHA-256 {announced[1]}..., it has "
+            f"{actual[: len(announced[1])]}...: download it again, or rename it if it is your own"
+        )
+    return actual
 
 
 def row_to_vector(tensor: Tensor, expected: Tensor | None) -> Tensor:

@@ -50,6 +50,10 @@ PRESETS: dict[str, tuple[str, Recipe]] = {
         PHOTOS.changed({"cache": "runs/cache"}),
     ),
     "cub-small": ("CUB-200-2011 with the settings of `photos`: --data ROOT.", PHOTOS.changed({"dataset": "cub"})),
+    "resnet50": (
+        "The settings of `paper-cub` with the field's usual network, ResNet-50, for a GPU: --data ROOT.",
+        PAPER.changed({"dataset": "cub", "backbone": "resnet50"}),
+    ),
     "paper-cub": ("The paper's run on CUB-200-2011, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cub"})),
     "paper-cars": ("The paper's run on Cars196, for a GPU: --data ROOT.", PAPER.changed({"dataset": "cars"})),
     "paper-sop": (

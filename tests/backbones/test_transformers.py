@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from proxygml.backbones import build_trunk, load_pretrained
 from proxygml.backbones.transformers import TransformersTrunk, pixel_statistics
 
 TOKENS = {
@@ -18,7 +19,8 @@ TOKENS = {
     "image_size": 32,
     "patch_size": 8,
 }
-MODEL_TYPES = ["vit", "dinov2", "dinov2_with_registers", "clip_vision_model", "convnext", "convnextv2"]
+MAPS = ["convnext", "convnextv2", "resnet"]
+MODEL_TYPES = ["vit", "dinov2", "dinov2_with_registers", "clip_vision_model", *MAPS]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,7 @@ def tiny(transformers: ModuleType, model_type: str) -> nn.Module:
         "clip_vision_model": (transformers.CLIPVisionModel, transformers.CLIPVisionConfig(**TOKENS)),
         "convnext": (transformers.ConvNextModel, transformers.ConvNextConfig(**maps)),
         "convnextv2": (transformers.ConvNextV2Model, transformers.ConvNextV2Config(**maps)),
+        "resnet": (transformers.ResNetModel, transformers.ResNetConfig(**maps, embedding_size=8)),
     }[model_type]
     model = network(config).eval()
     for parameter in model.parameters():
@@ -59,7 +62,7 @@ def test_output_equals_the_models_image_representation(transformers, tmp_path, m
     images = torch.randn(2, 3, 32, 32)
     outputs = model(images)
     maps = trunk(images)
-    if model_type.startswith("convnext"):
+    if model_type in MAPS:
         torch.testing.assert_close(maps, outputs.last_hidden_state)
         assert maps.shape == (2, 24, 1, 1)
     elif model_type == "vit":  # not the pooled vector, a tanh layer for another task
@@ -74,7 +77,7 @@ def test_output_equals_the_models_image_representation(transformers, tmp_path, m
 def test_other_image_sizes(transformers, tmp_path, model_type):
     tiny(transformers, model_type).save_pretrained(tmp_path)
     maps = TransformersTrunk(str(tmp_path)).eval()(torch.randn(1, 3, 64, 96))
-    assert maps.shape == ((1, 24, 2, 3) if model_type.startswith("convnext") else (1, 32, 1, 1))
+    assert maps.shape == ((1, 24, 2, 3) if model_type in MAPS else (1, 32, 1, 1))
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -97,6 +100,14 @@ def test_full_clip_loads_its_image_tower_silently(transformers, tmp_path, capfd)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(trunk(images)[:, :, 0, 0], whole.vision_model(images).pooler_output)
     assert transformers.utils.logging.get_verbosity() == transformers.utils.logging.WARNING
+
+
+def test_pretrained_weights_are_its_own(transformers, tmp_path):
+    tiny(transformers, "resnet").save_pretrained(tmp_path)
+    trunk = build_trunk(f"hf:{tmp_path}")
+    before = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
+    assert load_pretrained(trunk, "pretrained") == "those of the hub model"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trunk.state_dict().items())
 
 
 def test_half_precision_is_converted(transformers, tmp_path):

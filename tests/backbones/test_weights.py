@@ -1,5 +1,6 @@
 """Weight files: formats, wrappers, ignored classifiers, and errors for files that do not fit."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,18 @@ def assert_rejected_in_one_line(path: Path) -> None:
         load_weights(Trunk(), path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_hash_in_the_name_is_checked(tmp_path):
+    torch.save(example(), tmp_path / "own.pth")
+    digest = hashlib.sha256((tmp_path / "own.pth").read_bytes()).hexdigest()
+    for ending in (digest[:8], digest, "20241118", "v2", "final-decade"):  # a date and words announce no hash
+        path = (tmp_path / "own.pth").rename(tmp_path / f"small-{ending}.pth")
+        load_weights(Trunk(), path)
+        path.rename(tmp_path / "own.pth")
+    path = (tmp_path / "own.pth").rename(tmp_path / "bn_inception-52deb4733.pth")
+    with pytest.raises(ValueError, match=rf"announces SHA-256 52deb4733\.\.\., it has {digest[:9]}.*download it again"):
+        load_weights(Trunk(), path)
 
 
 def test_missing_file_error_says_where_to_get_it(tmp_path):

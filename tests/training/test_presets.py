@@ -58,6 +58,12 @@ class TestEveryValueIsThatOfThePaperOrItsCode:
         assert not recipe.freeze_batch_norm
         assert recipe.recall_at == (1, 10, 100, 1000)
 
+    def test_resnet50_differs_in_the_network_only(self) -> None:
+        recipe = preset("resnet50")
+        assert recipe == preset("paper-cub").changed({"backbone": "resnet50"})
+        model = build.build_model(recipe.changed({"weights": None}))
+        assert (model.trunk.channels, model.head.out_features) == (2048, 512)
+
     def test_learning_rate_schedule(self) -> None:
         factors = [learning_rate_factor(preset("paper-cars"), epoch) for epoch in range(50)]
         assert factors == pytest.approx([1] * 19 + [0.1] * 20 + [0.01] * 11)
@@ -158,14 +164,15 @@ def test_published_weights_are_found(
     from proxygml.backbones.bninception import BNInception
 
     monkeypatch.chdir(tmp_path)
-    torch.save(BNInception().state_dict() | {"last_linear.weight": torch.ones(2)}, "bn_inception-52deb4733.pth")
+    monkeypatch.setattr(BNInception, "published_file", "bn_inception.pth")  # without the hash of the genuine file
+    torch.save(BNInception().state_dict() | {"last_linear.weight": torch.ones(2)}, "bn_inception.pth")
     recipe = preset("paper-cub").changed(
         {"data": str(cub_tree), "epochs": 1, "workers": 0, "image_size": 64, "baselines": False, "ratio": 1.0}
     )
     told = []
     trainer.train(recipe, tmp_path / "run", progress=lambda what, done, total, note: told.append((what, note)))
     (note,) = [note for what, note in told if what == "weights"]
-    assert note.endswith("bn_inception-52deb4733.pth, 0 missing, 0 unexpected")
+    assert note.endswith("bn_inception.pth, 0 missing, 0 unexpected")
 
 
 def test_broken_image(
