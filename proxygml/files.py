@@ -80,8 +80,10 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(path, timeout=LOCK_TIMEOUT, poll_interval=0.1, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        open(path, "ab", opener=_open_unlinked).close()
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise ValueError(f"{path} is a link or a pipe, which no lock is: remove it") from error
         raise UnwritableError(f"could not write {path}: {error.strerror}") from error
     try:
         lock.acquire()
@@ -92,11 +94,16 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno not in NO_LOCKS:
             raise
     try:
-        with suppress(OSError):  # a full disk: the process is not named
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        with suppress(OSError), open(path, "w", opener=_open_unlinked) as file:  # a full disk: it names no process
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         lock.release()
+
+
+def _open_unlinked(path: str, flags: int) -> int:
+    """Open a file that a stranger may have made a link to another file, which would be truncated, or a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def require_unlocked(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Model: images -> vectors by the network of a run; what a path is; the one cache of a run's embeddings."""
 
 import os
-import shutil
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.splits import image_list
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import AnyIndex, Index, is_url, open_index
-from proxygml.retrieval.folder import build_lock
+from proxygml.retrieval.contents import build_lock, erase
 from proxygml.retrieval.validation import is_text
 from proxygml.training import build
 from proxygml.training.run import Progress, Run, no_progress
@@ -243,6 +242,8 @@ def run_index(
     If the folder cannot be written, the index is in memory.
     """
     folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
+    if folder.is_symlink():  # somebody may have sent the run: a stale index would be erased there
+        raise ValueError(f"{folder} is a link: remove it, and the index is built again")
     dim, model_id = model.recipe.embedding_dim, model.model_id
     if (folder / "items.sqlite").is_file():
         index = Index.open(folder)
@@ -273,7 +274,5 @@ def _open_cache(folder: Path, dim: int, model_id: str) -> Index:
         if index.model == model_id:
             return index
         index.close()
-        for path in folder.iterdir():
-            if path.name != files.LOCK_NAME:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        erase(folder)
     return Index.create(folder, dim=dim, model=model_id)

@@ -174,6 +174,24 @@ def test_lock_waits_for_a_process_that_is_exiting(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("target", ["letter.txt", "new.txt"])
+def test_lock_follows_no_link(target: str, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear Anna")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK_NAME).symlink_to(tmp_path / target)
+    message = r"run/.lock is a link or a pipe, which no lock is: remove it"
+    with pytest.raises(ValueError, match=message), locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "letter.txt").read_text() == "Dear Anna"
+    assert not (tmp_path / "new.txt").exists()
+
+
+def test_lock_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK_NAME)
+    with pytest.raises(ValueError, match="is a link or a pipe"), locked(tmp_path):
+        pass
+
+
 def test_file_systems_without_locks_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")

@@ -242,6 +242,27 @@ class TestRun:
         assert before.model != after.model == run.model_id
         assert len(after) > 0
 
+    @pytest.fixture
+    def sent(self, trained_run: Run, tmp_path: Path) -> Path:
+        """A run whose index, of another network, is in a folder of the user."""
+        run = shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
+        Index.create(tmp_path / "mine", dim=64, model="other").close()
+        (tmp_path / "mine" / "photo.jpg").touch()
+        return run
+
+    def test_linked_index_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
+        (sent / "index").symlink_to(tmp_path / "mine")
+        with pytest.raises(ValueError, match="run/index is a link: remove it, and the index is built again"):
+            model.open_vectors(sent)
+        assert {path.name for path in (tmp_path / "mine").iterdir()} == {"items.sqlite", "photo.jpg"}
+
+    def test_stale_index_with_other_files_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
+        (tmp_path / "mine").rename(sent / "index")
+        with pytest.raises(FileExistsError, match=r"run/index/photo.jpg does not belong to an index, .* elsewhere"):
+            model.open_vectors(sent)
+        (sent / "index" / "photo.jpg").rename(tmp_path / "photo.jpg")
+        assert len(model.open_vectors(sent))
+
     def test_interrupted_cache_is_completed(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         whole = model.open_vectors(tmp_path / "run")

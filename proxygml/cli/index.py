@@ -50,7 +50,7 @@ def build(
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model
     from proxygml.retrieval import create_index, is_url, open_index
-    from proxygml.retrieval.folder import build_lock
+    from proxygml.retrieval.contents import build_lock
     from proxygml.retrieval.url import IndexURL
     from proxygml.retrieval.validation import checked_blocks
 

@@ -6,6 +6,7 @@ import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from proxygml.version import __version__
@@ -18,6 +19,7 @@ CREATE TABLE classes (id INTEGER PRIMARY KEY, name TEXT UNIQUE);
 CREATE TABLE removed (number INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER);
 CREATE TABLE metadata (name TEXT PRIMARY KEY, value TEXT);
 """
+SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 ITEMS = "SELECT items.id, path, name, vector, class, checksum FROM items LEFT JOIN classes ON classes.id = class"
 REMEDIES = {  # of OperationalError, by its text: error codes need Python 3.11; any other one means damage
     "full": "free some space, then repeat the command",
@@ -55,6 +57,8 @@ class Database:
 
     def metadata(self) -> dict[str, str]:
         """Metadata by name; an error if it is damaged or of another schema."""
+        if set(self.rows(SCHEMA)) != _expected_schema():  # a view may be endless, a trigger change other tables
+            raise self.damaged("its tables are not those of an index")
         metadata = dict(self.rows("SELECT name, value FROM metadata ORDER BY name"))
         missing = {"schema_version", "version", "unit_length", "dim", "model", "kind"} - metadata.keys()
         if missing:
@@ -123,6 +127,16 @@ class Database:
 def item_checksum(path: str, class_id: int, vector: bytes) -> int:
     """CRC-32 of an item: SQLite has no checksums of its own."""
     return zlib.crc32(vector, zlib.crc32(path.encode(), class_id))
+
+
+@cache
+def _expected_schema() -> set[tuple]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(TABLES)
+    try:
+        return set(connection.execute(SCHEMA))
+    finally:
+        connection.close()
 
 
 def _checksum(rows: list[tuple]) -> int:

@@ -9,15 +9,14 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from proxygml import files
 from proxygml.embeddings import Embeddings
 from proxygml.files import atomic_write, file_checksum
 from proxygml.retrieval import validation
+from proxygml.retrieval.contents import DATABASE, MODEL_FILES, check_contents, check_new
 from proxygml.retrieval.database import Database, item_checksum
 from proxygml.retrieval.hits import Hit, measure_recall
 from proxygml.retrieval.validation import BLOCK_ROWS
@@ -26,7 +25,6 @@ from proxygml.retrieval.vector_index import KINDS, VectorIndex
 INSERT = "INSERT OR IGNORE INTO items (path, class, vector, checksum) VALUES (?, ?, ?, ?)"
 MAX_UNWRITTEN = 1000  # new items: adding fewer is faster than writing the whole faiss index
 CANDIDATE_ELEMENTS, QUERY_BLOCK = 2**25, 1024  # candidates' vectors in memory (128 MB), and queries, at a time
-MODEL_FILES = ("best.pt", "recipe.json")  # of a run: enough to embed a query
 
 
 class Index:
@@ -64,8 +62,8 @@ class Index:
             database = Database(None)
             database.create_tables(metadata)
             return cls(database)
-        _check_new(folder)
-        with atomic_write(folder / "items.sqlite") as draft:
+        check_new(folder)
+        with atomic_write(folder / DATABASE) as draft:
             database = Database(draft)
             database.create_tables(metadata)
             database.close()
@@ -74,9 +72,10 @@ class Index:
     @classmethod
     def open(cls, folder: Path) -> "Index":
         """An existing index."""
-        path = Path(folder) / "items.sqlite"
+        path = Path(folder) / DATABASE
         if not path.is_file():
-            raise FileNotFoundError(f"no items.sqlite in {folder}: not an index, `proxygml index build` makes one")
+            raise FileNotFoundError(f"no {DATABASE} in {folder}: not an index, `proxygml index build` makes one")
+        check_contents(path.parent)
         return cls(Database(path))
 
     @classmethod
@@ -249,21 +248,6 @@ class Index:
         if any(not isinstance(vector, bytes) or len(vector) != 4 * self.dim for vector in vectors):
             raise ValueError(f"{self.location} is damaged (vectors of other lengths): build the index again")
         return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.dim).astype(np.float32, copy=False)
-
-
-@contextmanager
-def build_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from building an index in the same folder."""
-    if not (folder / "items.sqlite").exists():
-        _check_new(folder)
-    with files.locked(folder):
-        yield
-
-
-def _check_new(folder: Path) -> None:
-    """An error if a folder exists and contains more than what a killed process left."""
-    if folder.exists() and (not folder.is_dir() or any(not path.name.startswith(".") for path in folder.iterdir())):
-        raise FileExistsError(f"{folder} exists already: name a new folder")
 
 
 def _model_checksum(model: Path) -> str:

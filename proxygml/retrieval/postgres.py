@@ -17,7 +17,7 @@ import numpy as np
 from proxygml.embeddings import Embeddings
 from proxygml.files import atomic_write, cache_folder
 from proxygml.retrieval import validation
-from proxygml.retrieval.folder import MODEL_FILES
+from proxygml.retrieval.contents import MODEL_FILES
 from proxygml.retrieval.hits import Hit, measure_recall
 from proxygml.retrieval.url import IndexURL, connect, index_exists, one_line_errors, postgres_library
 from proxygml.version import __version__

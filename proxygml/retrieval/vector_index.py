@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 
 from proxygml.files import atomic_write, file_checksum
+from proxygml.retrieval.contents import FAISS_FILE
 
 KINDS = ("exact", "hnsw", "ivf-pq")
 MAX_EXACT_ELEMENTS, MAX_HNSW_ELEMENTS = 128_000_000, 640_000_000  # 1,000,000 and 5,000,000 vectors of 128
@@ -110,7 +111,7 @@ class VectorIndex:
             with draft.open("ab") as file:
                 file.write(checksum.to_bytes(CHECKSUM_BYTES, "little"))
         for other in folder.glob("*.faiss"):
-            if other != path and not other.name.startswith("."):
+            if other != path and FAISS_FILE.fullmatch(other.name):
                 other.unlink(missing_ok=True)
 
     @classmethod
