@@ -9,7 +9,7 @@ import numpy as np
 
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.loading import load_batches
-from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb
+from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb, remove_temporaries
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,7 @@ class Embeddings:
 
     def save(self, path: Path) -> None:
         """Write one .npz, atomically."""
+        remove_temporaries(Path(path))
         with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **asdict(self))
 

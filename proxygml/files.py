@@ -1,6 +1,7 @@
 """Atomic files, checksums, folder locks, the cache folder, and checks of untrusted files."""
 
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -41,18 +42,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
     An interruption (an exception, a kill, a full disk) leaves the old file unchanged.
     """
     path = Path(path)
-    temporary = None
+    temporary = handle = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The suffix stays last: savers such as np.savez and matplotlib read the format from it.
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-        os.close(handle)
         temporary = Path(name)
+        _try_flock(handle)  # for `remove_temporaries`
         yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        _sync(temporary)
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+        with suppress(OSError):  # some file systems cannot sync a folder
+            _sync(path.parent)  # without it, the new name may be lost with the power
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -62,12 +64,37 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and about_this_file:
             raise UnwritableError(f"could not write {path}: {error.strerror}") from error
         raise
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
-def remove_temporaries(path: Path) -> None:
-    """Remove temporary files of `path` that killed processes left behind; nobody may be writing it now."""
-    for temporary in path.parent.glob(f".{glob.escape(path.stem)}-????????{path.suffix}"):
-        temporary.unlink(missing_ok=True)
+def remove_temporaries(*paths: Path) -> None:
+    """Remove the temporary files of these paths that killed processes left behind; those in use stay."""
+    for path in paths:
+        for temporary in path.parent.glob(f".{glob.escape(path.stem)}-????????{glob.escape(path.suffix)}"):
+            with suppress(OSError):  # removed by another process
+                handle = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if _try_flock(handle):
+                    temporary.unlink()
+                os.close(handle)
+
+
+def _try_flock(handle: int) -> bool:
+    """Lock a file until it is closed or the process ends; False if another process has locked it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # also on file systems without locks
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

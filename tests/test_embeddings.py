@@ -33,6 +33,12 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert loaded.model == "model id"
 
 
+def test_save_removes_leftovers_of_killed_writers(tmp_path: Path) -> None:
+    (tmp_path / ".vectors-abcdefgh.npz").touch()
+    Embeddings(np.eye(2), np.arange(2), np.array(["a", "b"])).save(tmp_path / "vectors.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors.npz"]
+
+
 def test_missing_paths_are_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2), np.float16), labels=np.array([0, 1, 1]))
     loaded = Embeddings.load(tmp_path / "own.npz")

@@ -65,6 +65,19 @@ def test_atomic_write_respects_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+def test_renaming_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is the file before it: otherwise the power may take the new file or its name."""
+    synced = []
+
+    def fsync(handle: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{handle}"), (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_write(tmp_path / "a") as temporary:
+        temporary.touch()
+    assert synced == [(str(temporary), False), (str(tmp_path), True)]
+
+
 def test_failed_write_names_the_file(tmp_path: Path) -> None:
     def fill() -> None:
         with atomic_write(tmp_path / "a.txt") as temporary, temporary.open("w"):
@@ -100,7 +113,9 @@ def test_temporaries_of_killed_processes_are_removed(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", process, tmp_path / name])
     (tmp_path / "last.pt").touch()
     assert len(list(tmp_path.iterdir())) == 4
-    remove_temporaries(tmp_path / "last.pt")
+    with atomic_write(tmp_path / "last.pt") as in_use:
+        remove_temporaries(tmp_path / "last.pt")
+        assert in_use.exists()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left[1:] == ["last.pt"]
     assert left[0].startswith(".best-")

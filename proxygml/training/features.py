@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxygml.data import ImageList
 from proxygml.data.readable import readable_images
-from proxygml.files import atomic_write, cache_folder
+from proxygml.files import atomic_write, cache_folder, remove_temporaries
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
 
@@ -37,6 +37,7 @@ def with_features(
     if features is None:
         kept = readable_images(images, skip_broken=recipe.skip_broken, progress=checked)
         rows = np.flatnonzero(np.isin(np.asarray(images.paths), np.asarray(kept.paths)))
+        remove_temporaries(path)
         with atomic_write(path) as draft:
             _compute(draft, kept, rows, shape, recipe, model, computed)
         features = np.load(path, mmap_mode="r", allow_pickle=False)

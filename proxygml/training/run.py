@@ -114,18 +114,26 @@ class Run:
                 (self.folder / "last.pt").replace(self.folder / "previous.pt")
 
     def load_last(self) -> dict | None:
-        """The newest undamaged checkpoint, with a warning if that is not last.pt; None if there is none."""
+        """The newest undamaged checkpoint; None if there is none.
+
+        A damaged last.pt becomes damaged.pt, with a warning, so that it never replaces previous.pt.
+        """
         last, previous = self.folder / "last.pt", self.folder / "previous.pt"
+        damage = None
         if last.exists():
             try:
                 return load_checkpoint(last)
             except ValueError as error:
-                fallback = "using the one before it" if previous.exists() else "starting the run again"
-                warnings.warn(f"{error}: {fallback}", stacklevel=2)
+                damage = error
         try:
-            return load_checkpoint(previous) if previous.exists() else None
+            checkpoint = load_checkpoint(previous) if previous.exists() else None
         except ValueError as error:
             raise ValueError(f"{error}: {self._restart_hint}") from error
+        if damage is not None:
+            last.replace(self.folder / "damaged.pt")
+            fallback = "starting the run again" if checkpoint is None else "using the one before it"
+            warnings.warn(f"{damage}: {fallback}", stacklevel=2)
+        return checkpoint
 
     @property
     def _restart_hint(self) -> str:
@@ -180,9 +188,9 @@ class Run:
         raise ValueError(f"{self.folder / 'best.pt'} is not from epoch {epoch}, the best: {self._restart_hint}")
 
     def clear(self) -> None:
-        """Remove temporary files of killed processes; nobody may be writing to the folder now."""
-        for name in ("recipe.json", "log.jsonl", "last.pt", "best.pt", "scores.json"):
-            remove_temporaries(self.folder / name)
+        """Remove temporary files of killed processes."""
+        names = "recipe.json", "log.jsonl", "last.pt", "best.pt", "scores.json", "curves.png", "retrieval.png", "map.png"
+        remove_temporaries(*(self.folder / name for name in names))
 
 
 def provenance() -> dict[str, str | None]:
@@ -250,7 +258,7 @@ def _as_value_error(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path} contains more than weights and plain values: not opened") from error
     except Exception as error:  # zipfile and torch raise many types; EINVAL for a wrong offset
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
             raise
         raise ValueError(f"{path} is damaged: {one_line(error, max_length=120)}") from error
 

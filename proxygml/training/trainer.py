@@ -58,7 +58,10 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
     with locked(run.folder) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             run.clear()
-        checkpoint = run.load_last()
+            checkpoint = run.load_last()
+        fabric.barrier()  # the first process has moved a damaged checkpoint away
+        if not fabric.is_global_zero:
+            checkpoint = run.load_last()
         expected = {"log": list, "scores": dict, "best": dict}
         if checkpoint is not None and not all(
             isinstance(checkpoint.get(name), kind) for name, kind in expected.items()

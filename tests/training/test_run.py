@@ -101,18 +101,38 @@ def test_missing_checkpoint_falls_back(run: Run) -> None:
     assert run.load_last()["epochs_done"] == 1
 
 
+def test_damaged_checkpoint_never_replaces_a_good_one(run: Run) -> None:
+    for number in (1, 2):
+        run.save_last(state(number))
+    (run.folder / "last.pt").write_bytes(b"PK")
+    with pytest.warns(UserWarning, match=r"last.pt is damaged"):
+        run.load_last()
+    run.save_last(state(2))
+    assert load_checkpoint(run.folder / "previous.pt")["epochs_done"] == 1
+    assert (run.folder / "damaged.pt").read_bytes() == b"PK"
+
+
+def test_lack_of_memory_is_no_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    run.save_last(state(1))
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(MemoryError):
+        run.load_last()
+    assert (run.folder / "last.pt").exists()
+
+
 def test_two_damaged_checkpoints_are_an_error(run: Run) -> None:
     run.save_last(state(1))
     run.save_last(state(2))
     for name in ("last.pt", "previous.pt"):
         (run.folder / name).write_bytes(b"PK")
-    with (
-        pytest.warns(UserWarning, match=r"last.pt is damaged"),
-        pytest.raises(
-            ValueError, match=r"previous.pt is damaged: .*: remove .*last.pt and .*previous.pt, then --resume"
-        ),
+    with pytest.raises(
+        ValueError, match=r"previous.pt is damaged: .*: remove .*last.pt and .*previous.pt, then --resume"
     ):
         run.load_last()
+    assert (run.folder / "last.pt").exists()
 
 
 def test_a_damaged_first_checkpoint_lets_the_run_begin_again(run: Run) -> None:
@@ -186,7 +206,7 @@ def test_an_altered_score_is_noticed(run: Run) -> None:
 
 def test_folder_of_a_killed_process(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    for name in (".lock", ".recipe-abcdefgh.json"):
+    for name in (".lock", ".recipe-abcdefgh.json", ".map-abcdefgh.png"):
         (tmp_path / "run" / name).touch()
     run = Run.create(tmp_path / "run", GLYPHS)
     run.clear()
