@@ -86,7 +86,10 @@ class Model:
             return build.load_model(self.run).to(self.device)
 
     def encode(self, images: Sequence[Path | Image.Image]) -> np.ndarray:
-        """Vectors (M, D) of images, given as files or opened; a file that cannot be read is an error."""
+        """Vectors (M, D) of images, given as files or opened; a file that cannot be read is an error.
+
+        A large JPEG that is decoded already (`load`, `convert`) gets a slightly different vector than its file.
+        """
         paths = [str(image) for image in images if not isinstance(image, Image.Image)]
         for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)]), decode=True):
             raise ValueError(f"{problem.path} cannot be read: {problem.reason}")

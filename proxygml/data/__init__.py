@@ -3,28 +3,14 @@
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 import numpy as np
 from PIL import Image
 
+from proxygml.data.decoding import open_image
 from proxygml.data.names import Names
-
-# The first bytes decide, not the name. Other formats run programs: EPS starts Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "MPO", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000")
-
-
-def open_image(file: Path | IO[bytes]) -> Image.Image:
-    """The image in a file of one of FORMATS, opened but not yet decoded."""
-    return Image.open(file, formats=_formats())
-
-
-@lru_cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # some builds of Pillow lack AVIF
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from proxygml.data import ImageList, open_image
 from proxygml.data.check import Problem, find_problems
-from proxygml.data.images import resize, upright_size
+from proxygml.data.decoding import resize
 from proxygml.files import atomic_write
 
 SPARE_BYTES = 2**30  # of the disk stay free
@@ -96,12 +96,12 @@ def shrink(image: Image.Image, side: int) -> np.ndarray | None:
 
     Always decodes every pixel, so that damage is detected.
     """
-    width, height = upright_size(image)
+    width, height = image.size
     scale = side / min(width, height)
     if scale >= 1:
         image.load()
         return None
-    return resize(image, (0, 0, width, height), (max(1, round(width * scale)), max(1, round(height * scale))))
+    return resize(image, (0, 0, width, height), (round(width * scale), round(height * scale)))
 
 
 class _Budget:

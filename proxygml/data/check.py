@@ -13,7 +13,6 @@ from PIL import Image, UnidentifiedImageError
 from proxygml.data import ImageList, open_image
 from proxygml.files import one_line
 
-MAX_PIXELS = 89_478_485  # a quarter of a gigabyte in RGB: where Pillow warns of a decompression bomb
 CHUNK = 128  # images per task: few enough for a smooth progress bar
 Keep = Callable[[int, Image.Image], None]  # decodes image `index`
 
@@ -108,9 +107,6 @@ def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> s
             if status.st_size == 0:
                 return "empty: the file has 0 bytes"
         with images.open(index) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                return f"huge: {width} x {height} pixels, at most {MAX_PIXELS:,} are read"
             if decode and keep is not None:
                 keep(index, image)
             elif decode:
@@ -122,8 +118,8 @@ def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> s
         return "not readable: permission denied"
     except UnidentifiedImageError:
         return "unreadable: no known image format"
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        return f"huge: {one_line(error)}"
+    except Image.DecompressionBombError as error:
+        return f"huge: {error}"
     except Exception as error:  # damaged bytes make each format raise other errors
         return f"{'truncated' if 'truncated' in str(error).lower() else 'damaged'}: {one_line(error)}"
     return None

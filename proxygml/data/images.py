@@ -1,8 +1,4 @@
-"""Decode, rotate, crop, resize and mirror images to arrays of one size.
-
-Without torch (and so without torchvision), so that exported networks run where it is not installed. A crop is chosen
-before a JPEG is decoded, at a reduced scale, so the rotated size must be known first: too early for exif_transpose.
-"""
+"""Crops of images for training and evaluation, as arrays of one size, or their precomputed features."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,21 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
-from PIL.Image import Transpose
 
 from proxygml.data import ImageList
+from proxygml.data.decoding import Box, center_box, resize
 from proxygml.files import one_line
-
-Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels
-ROTATIONS = {  # to upright, by EXIF orientation
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
 
 
 @dataclass(frozen=True)
@@ -77,12 +62,11 @@ class Crops:
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 
     def _crop(self, image: Image.Image, index: int) -> np.ndarray:
-        width, height = upright_size(image)
         size = (self.size, self.size)
         if self.augmentation is None:
-            return resize(image, center_box(width, height, self.test_crop), size)
+            return resize(image, center_box(*image.size, self.test_crop), size)
         rng = np.random.default_rng((self.seed, self.epoch, index))
-        pixels = resize(image, random_box(width, height, self.augmentation, rng), size)
+        pixels = resize(image, random_box(*image.size, self.augmentation, rng), size)
         return pixels[:, ::-1] if self.augmentation.flip and rng.random() < 0.5 else pixels
 
 
@@ -121,61 +105,6 @@ def center_crops(images: ImageList, size: int, test_crop: float) -> Crops | Feat
     if images.features is not None:
         return FeatureCrops(images.features, images.labels)
     return Crops(images.open, images.labels, size=size, test_crop=test_crop, names=images.paths)
-
-
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height after the rotation by the EXIF orientation."""
-    if image.format == "TIFF":
-        image.load()  # rotates a TIFF and resets its orientation
-    return image.size[::-1] if _orientation(image) >= 5 else image.size
-
-
-def resize(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
-    """A box of the upright image, resized to (width, height): uint8 (height, width, 3) in RGB.
-
-    If the box is larger than `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
-    """
-    full_width, _ = upright_size(image)
-    if image.format == "JPEG":
-        scale = max(size[0] / max(1.0, box[2] - box[0]), size[1] / max(1.0, box[3] - box[1]))
-        image.draft("RGB", (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-    orientation = _orientation(image)
-    if orientation > 1:
-        image = image.transpose(ROTATIONS[orientation])
-    left, upper, right, lower = (edge * image.width / full_width for edge in box)
-    box = (left, upper, min(right, image.width), min(lower, image.height))
-    return np.asarray(as_rgb(image).resize(size, Image.Resampling.BILINEAR, box=box))
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation: 1 upright, 2 to 4 mirrored or upside down, 5 to 8 rotated by 90 degrees."""
-    if image.format not in ("JPEG", "TIFF", "WEBP", "PNG", "MPO"):
-        return 1
-    try:
-        orientation = image.getexif().get(0x0112, 1)
-    except Exception:  # the pixels may be intact although the metadata is damaged
-        return 1
-    return orientation if isinstance(orientation, int) and orientation in ROTATIONS else 1
-
-
-def as_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as 8-bit RGB, with transparency on white and 16-bit gray scaled down."""
-    if image.mode == "RGB":
-        return image
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        gray = np.asarray(image, dtype=np.float64)
-        return Image.fromarray((gray / (257 if gray.max() > 255 else 1)).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        background = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
-    return image.convert("RGB")
-
-
-def center_box(width: int, height: int, fraction: float) -> Box:
-    """The center square with a fraction of the shorter side: 224 / 256 is Resize(256) and CenterCrop(224)."""
-    side = min(width, height) * fraction
-    left, upper = (width - side) / 2, (height - side) / 2
-    return left, upper, left + side, upper + side
 
 
 def random_box(width: int, height: int, augmentation: Augmentation, rng: np.random.Generator) -> Box:

@@ -20,8 +20,8 @@ from proxygml.server.jobs import NotReadyError
 from proxygml.server.responses import Count, Responses, check_number
 from proxygml.server.space import Space
 
-MAX_UPLOAD_BYTES = 20 * 2**20
-MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take half a gigabyte; time for one to arrive
+MAX_UPLOAD_BYTES = 64 * 2**20  # a photo of 100 megapixels has about 40 MB
+MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take a gigabyte; time for one to arrive
 MAX_CONNECTIONS = 200  # others get status 503
 PAGE = Path(__file__).with_name("page.html")
 

@@ -12,7 +12,7 @@ from PIL import Image
 from proxygml.data import ImageList, cache
 from proxygml.data.cache import Cache, shrink
 from proxygml.data.images import Crops
-from tests.data.test_images import gradient
+from tests.data.test_decoding import gradient
 
 PLENTY = 10**9
 COPY = 32 * 48 * 3  # bytes of a copy of 32 pixels, without its header

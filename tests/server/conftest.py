@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
 from proxygml.server.server import create_app
 from proxygml.server.space import Space
@@ -54,7 +55,7 @@ def colors(photos: Path) -> Space:
         return np.array([np.cos(angle), np.sin(angle)])
 
     def open_image(number: int) -> Image.Image:
-        return Image.open(photos / "photos" / str(loaded.paths[number]))
+        return decoding.open_image(photos / "photos" / str(loaded.paths[number]))
 
     return Space("colors", loaded, open_image=open_image, embed_image=embed)
 

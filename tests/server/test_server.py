@@ -18,8 +18,9 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from proxygml.cli.browse import browse
+from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
-from proxygml.server import images, responses, server
+from proxygml.server import responses, server
 from proxygml.server.images import SIDES, Thumbnails
 from proxygml.server.server import create_app, listen
 from proxygml.server.space import Proxies, Space
@@ -193,9 +194,9 @@ class TestInvalidInput:
             (b"<svg onload='alert(1)'/>", "not a readable image"),
             (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),
             (encoded_image(kind="JPEG")[:300], "not a readable image"),
-            (bomb(9_000), "more than 64 million pixels"),  # above our limit
-            (bomb(11_000), "more than 64 million pixels"),  # Pillow warns
-            (bomb(60_000), "more than 64 million pixels"),  # Pillow refuses
+            (bomb(14_200), "more than 200 million pixels"),  # above our limit
+            (bomb(15_000), "more than 200 million pixels"),  # Pillow warns
+            (bomb(60_000), "more than 200 million pixels"),  # Pillow refuses
         ],
         ids=["empty", "cut", "svg", "eps", "half a jpeg", "large", "larger", "bomb"],
     )
@@ -397,7 +398,7 @@ class TestLimits:
         assert sent[0]["status"] == 408
 
     def test_huge_image_is_a_tile(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(images, "MAX_PIXELS", 300 * 200 - 1)
+        monkeypatch.setattr(decoding, "MAX_PIXELS", 300 * 200 - 1)
         answer = client.get("/thumbnails/4")
         assert answer.headers["content-type"] == "image/svg+xml"
         assert "too large" in answer.text
