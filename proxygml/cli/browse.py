@@ -1,7 +1,9 @@
 """proxygml browse."""
 
+import tempfile
 import threading
 import webbrowser
+from html import escape
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,7 +44,8 @@ def browse(
     from proxygml.server.opening import open_space
     from proxygml.server.server import create_app, listen, serve
 
-    with listen(host, port) as listening:  # first: embedding may take minutes
+    # Listen first: embedding may take minutes.
+    with listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="proxygml-") as folder:
         with show_progress() as progress:
             opened = open_space(space, split=split, data=data, progress=progress)
         name = f"[{host}]" if ":" in host else host
@@ -55,6 +58,14 @@ def browse(
             if token:
                 messages.print(f"warning: everyone with this address who can reach {host} can see these images")
             if open:
-                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+                target = address if token is None else redirection(address, Path(folder))
+                threading.Thread(target=webbrowser.open, args=(target,), daemon=True).start()
 
         serve(create_app(opened, token=token), listening, ready)
+
+
+def redirection(address: str, folder: Path) -> str:
+    """The URL of a file in a private folder that leads to an address: every user of a machine sees command lines."""
+    file = folder / "open.html"
+    file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}">')
+    return file.as_uri()

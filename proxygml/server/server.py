@@ -22,7 +22,6 @@ from proxygml.server.space import Space
 
 MAX_UPLOAD_BYTES = 64 * 2**20  # a photo of 100 megapixels has about 40 MB
 MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take a gigabyte; time for one to arrive
-MAX_CONNECTIONS = 200  # others get status 503
 PAGE = Path(__file__).with_name("page.html")
 
 
@@ -147,12 +146,21 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def report_error(loop: asyncio.AbstractEventLoop, context: dict) -> None:
+    """Report an error of the event loop, unless clients cause it: asyncio logs each one with a traceback."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
+
+
 def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until Ctrl-C, which ends it within a second; calls `ready` once requests are answered."""
     import uvicorn
 
+    from proxygml.server.connections import BACKLOG, Connection
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().set_exception_handler(report_error)
             await super().startup(sockets)
             ready()
 
@@ -162,7 +170,9 @@ def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> 
         access_log=False,
         timeout_graceful_shutdown=1,
         lifespan="on",
-        limit_concurrency=MAX_CONNECTIONS,
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
         proxy_headers=False,  # clients could forge them
         server_header=False,
     )

@@ -4,6 +4,7 @@ import asyncio
 import io
 import re
 import socket
+import stat
 import struct
 import threading
 import time
@@ -11,6 +12,8 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from PIL import Image
 from proxygml.cli.browse import browse
 from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
-from proxygml.server import responses, server
+from proxygml.server import guards, responses, server
 from proxygml.server.images import SIDES, Thumbnails
 from proxygml.server.server import create_app, listen
 from proxygml.server.space import Proxies, Space
@@ -426,6 +429,30 @@ def test_other_host_needs_the_printed_token(
     assert client.get(f"/?token={token}").status_code == 200
     assert client.get("/api/space").status_code == 200
     assert TestClient(served[1], base_url="http://127.0.0.1").get("/api/space").status_code == 200
+
+
+def test_token_is_not_in_the_command_line_of_the_browser(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, texts, contents = threading.Event(), [], []
+
+    def open_browser(address: str) -> None:
+        texts.append(address)
+        file = Path(url2pathname(urlsplit(address).path))
+        contents.append((file.read_text(), stat.S_IMODE(file.parent.stat().st_mode), file))
+        opened.set()
+
+    def serve(app: object, listening: socket.socket, ready: Callable[[], None]) -> None:
+        ready()
+        opened.wait(10)
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(guards, "new_token", lambda: TOKEN)
+    monkeypatch.setattr("webbrowser.open", open_browser)
+    browse(str(photos / "vectors.npz"), host="0.0.0.0", port=0)
+    [(text, mode, file)] = contents
+    assert TOKEN not in texts[0]
+    assert f"/?token={TOKEN}" in text
+    assert mode == 0o700
+    assert not file.exists()  # it ends with the server
 
 
 def test_invalid_or_taken_port_is_one_line() -> None:
