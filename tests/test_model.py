@@ -290,9 +290,18 @@ class TestVectors:
         for place in (own, tmp_path / "index"):
             found = json.loads(run_command(capsys, "search", place, "--vectors", own, "-n", "2", "--json"))
             assert [entry["hits"][0] for entry in found[:3]] == [
-                {"path": str(n), "label": "ab"[n % 2], "distance": 0, "similarity": None} for n in range(3)
+                {"path": str(n), "label": "ab"[n % 2], "distance": 0, "similarity": pytest.approx(1)} for n in range(3)
             ]
             assert "distance" in run_command(capsys, "search", place, "--vectors", own)
+
+    def test_queries_of_another_length(self, tmp_path: Path, capsys) -> None:
+        np.savez(tmp_path / "axes.npz", vectors=np.eye(3), labels=np.arange(3))
+        np.savez(tmp_path / "raw.npz", vectors=10 * np.eye(3)[:1], labels=np.arange(1))
+        command = ["search", tmp_path / "axes.npz", "--vectors", tmp_path / "raw.npz"]
+        lines = run_command(capsys, *command).splitlines()
+        assert [line.split()[0] for line in lines] == ["similarity", "1.0000", "0.0000", "0.0000"]
+        ((first, *_),) = [entry["hits"] for entry in json.loads(run_command(capsys, *command, "--json"))]
+        assert (first["similarity"], first["distance"]) == (1, 9)
 
     def test_copy_between_indexes(self, own: Path, tmp_path: Path, new_database: str, capsys) -> None:
         run_command(capsys, "index", "build", own, "--out", tmp_path / "index")

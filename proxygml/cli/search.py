@@ -58,11 +58,7 @@ def search(
     unit_length = opened.metadata["unit_length"] == "1"
     if json:
         entries = [
-            {
-                "query": name,
-                "hits": [hit._asdict() | {"similarity": hit.similarity if unit_length else None} for hit in hits],
-            }
-            for name, hits in zip(names, results, strict=True)
+            {"query": name, "hits": [hit._asdict() for hit in hits]} for name, hits in zip(names, results, strict=True)
         ]
         output.print_json(data=entries, ensure_ascii=True)  # no control characters for a terminal
     else:

@@ -18,7 +18,7 @@ from proxygml.files import atomic_write, file_checksum
 from proxygml.retrieval import validation
 from proxygml.retrieval.contents import DATABASE, MODEL_FILES, check_contents, check_new
 from proxygml.retrieval.database import Database, item_checksum
-from proxygml.retrieval.hits import Hit, measure_recall
+from proxygml.retrieval.hits import Hit, cosines, measure_recall
 from proxygml.retrieval.validation import BLOCK_ROWS
 from proxygml.retrieval.vector_index import KINDS, VectorIndex
 
@@ -165,8 +165,9 @@ class Index:
             positions = positions[ids[positions] == query_ids]
             distances = np.sqrt(np.square(vectors[positions] - query).sum(1))
             best = np.argsort(distances, kind="stable")[:count]  # ties: the item added first
-            nearest = zip(positions[best].tolist(), distances[best].tolist(), strict=True)
-            results.append([Hit(rows[row][1], rows[row][2], distance) for row, distance in nearest])
+            similarities = cosines(query, vectors[positions[best]])
+            numbers = zip(positions[best].tolist(), distances[best].tolist(), similarities.tolist(), strict=True)
+            results.append([Hit(*rows[row][1:3], *values) for row, *values in numbers])
         return results
 
     def blocks(self) -> Iterator[Embeddings]:

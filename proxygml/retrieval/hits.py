@@ -18,11 +18,14 @@ class Hit(NamedTuple):
     path: str
     label: str  # name of its class
     distance: float  # Euclidean
+    similarity: float  # the cosine, -1 to 1; 0 for a vector of zeros
 
-    @property
-    def similarity(self) -> float:
-        """The cosine similarity, provided that the vectors have unit length."""
-        return 1 - self.distance**2 / 2
+
+def cosines(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Cosine similarities of a query (D,) and vectors (K, D) of any lengths: (K,), each in -1..1."""
+    query, vectors = query.astype(np.float64), vectors.astype(np.float64)
+    lengths = np.linalg.norm(query) * np.linalg.norm(vectors, axis=1)  # (K,)
+    return np.clip(vectors @ query / np.where(lengths > 0, lengths, 1), -1, 1)
 
 
 def measure_recall(index: "AnyIndex", count: int, queries: int) -> float:

@@ -41,9 +41,10 @@ CREATE TABLE items (
 );
 """
 SEARCH = """
-SELECT queries.number, nearest.path, classes.name, nearest.distance
+SELECT queries.number, nearest.path, classes.name, nearest.distance,
+    -(l2_normalize(nearest.vector) <#> l2_normalize(queries.vector))
 FROM unnest(%b::vector[]) WITH ORDINALITY AS queries (vector, number) CROSS JOIN LATERAL (
-    SELECT id, path, class, items.vector <-> queries.vector AS distance FROM items
+    SELECT id, path, class, items.vector, items.vector <-> queries.vector AS distance FROM items
     ORDER BY items.vector <-> queries.vector LIMIT %b
 ) AS nearest JOIN classes ON classes.id = nearest.class
 ORDER BY queries.number, nearest.distance, nearest.id
@@ -170,8 +171,8 @@ class PostgresIndex:
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
             for start in range(0, len(vectors), QUERY_BLOCK):
                 queries = list(vectors[start : start + QUERY_BLOCK])
-                for number, path, name, distance in connection.execute(SEARCH, [queries, count]):
-                    results[start + number - 1].append(Hit(path, name, distance))
+                for number, *hit, similarity in connection.execute(SEARCH, [queries, count]):
+                    results[start + number - 1].append(Hit(*hit, min(max(similarity, -1.0), 1.0)))
         return results
 
     def blocks(self) -> Iterator[Embeddings]:

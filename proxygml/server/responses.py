@@ -111,7 +111,7 @@ class Responses:
         """An image with its nearest neighbors and its subgraph."""
         check_number(number, len(self.space), "image")
         nearest, distances = self.space.nearest_others(np.array([number]), count)
-        neighbors = self._neighbors(nearest[0], distances[0])
+        neighbors = self._neighbors(self.space.vectors[number], nearest[0], distances[0])
         for neighbor in neighbors:
             neighbor["right"] = bool(neighbor["class"] == self.space.classes[number])
         return self._image(number) | {"nearest": neighbors, "subgraph": self._subgraph(self.space.subgraph_of(number))}
@@ -125,7 +125,7 @@ class Responses:
         proxies = self.space.proxies
         return {
             "size": image.size,
-            "nearest": self._neighbors(nearest[0], distances[0]),
+            "nearest": self._neighbors(vector, nearest[0], distances[0]),
             "subgraph": self._subgraph(None if proxies is None else proxies.subgraph(vector, None)),
         }
 
@@ -155,10 +155,11 @@ class Responses:
             image["depth"] = failures.nearest.shape[1]
         return image
 
-    def _neighbors(self, nearest: np.ndarray, distances: np.ndarray) -> list[dict]:
+    def _neighbors(self, vector: np.ndarray, nearest: np.ndarray, distances: np.ndarray) -> list[dict]:
+        similarities = self.space.similarity(vector, nearest, distances)
         return [
             {"number": i, "class": int(self.space.classes[i]), "path": self.space.paths[i], "similarity": similarity}
-            for i, similarity in zip(nearest.tolist(), self.space.similarity(distances).tolist(), strict=True)
+            for i, similarity in zip(nearest.tolist(), similarities.tolist(), strict=True)
         ]
 
     def _subgraph(self, subgraph: Subgraph | None) -> dict | None:

@@ -14,6 +14,8 @@ from PIL import Image
 
 from proxygml.embeddings import Embeddings
 from proxygml.losses.proxygml.chunked import link, propagate
+from proxygml.retrieval.hits import cosines
+from proxygml.retrieval.validation import have_unit_length
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Space:
         self._texts = np.array(  # for filters: path and class name in lower case
             [f"{path}\n{self.class_names[c]}".lower() for path, c in zip(self.paths, self.classes, strict=True)]
         )
-        self.unit = bool(np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-3)
+        self.unit = have_unit_length(vectors)
         self._origin = vectors.mean(axis=0)  # (D,); with the origin there, products of vectors cancel least
         self._centered = vectors - self._origin  # (M, D)
 
@@ -115,9 +117,9 @@ class Space:
         others[others.all(axis=1), -1] = False
         return nearest[others].reshape(len(nearest), count), distances[others].reshape(len(nearest), count)
 
-    def similarity(self, distances: np.ndarray) -> np.ndarray:
-        """The cosine similarity of unit vectors at these distances; for other vectors the distances themselves."""
-        return 1 - np.asarray(distances) ** 2 / 2 if self.unit else np.asarray(distances)
+    def similarity(self, vector: np.ndarray, nearest: np.ndarray, distances: np.ndarray) -> np.ndarray:
+        """What the page shows of a vector (D,) and images (K,): cosines, or distances if not of unit length: (K,)."""
+        return cosines(vector, self.vectors[nearest]) if self.unit else distances
 
     def matching(self, text: str, class_number: int | None) -> np.ndarray:
         """Numbers of the images of a class, or of all, with every word of a text in their path or class name."""

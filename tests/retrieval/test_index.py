@@ -101,7 +101,7 @@ class TestEveryIndex:
         changed = random_embeddings(1, seed=9)
         index.remove(["/photos/0.jpg"])
         assert index.add(changed) == 1
-        assert index.search(changed.vectors, 1)[0][0] == Hit("/photos/0.jpg", "crow", 0.0)
+        assert index.search(changed.vectors, 1)[0][0] == Hit("/photos/0.jpg", "crow", 0.0, pytest.approx(1))
         assert len(index) == 4
 
     def test_search_in_few_items(self, storage: str, kind: str, new_location) -> None:
@@ -166,17 +166,20 @@ class TestEveryIndex:
         assert index.add(Embeddings(mapped, items.labels, items.paths, CLASSES, "m")) == 600
         assert [row[0].path for row in index.search(mapped[:3], 1)] == items.paths[:3].tolist()
 
-    def test_similarity_of_unit_vectors(self, storage: str, kind: str, new_location) -> None:
+    @pytest.mark.parametrize("query_length", [0, 1e-6, 1, 10, 1e6])
+    @pytest.mark.parametrize("length", [1, 30])
+    def test_similarity_is_the_cosine(self, length, query_length, storage: str, kind: str, new_location) -> None:
         index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
-        unit = random_embeddings(5)
-        unit.vectors[:] /= np.linalg.norm(unit.vectors, axis=1, keepdims=True)
-        index.add(unit)
-        assert index.metadata["unit_length"] == "1"
-        (hits,) = index.search(unit.vectors[:1], 5)
-        cosines = dict(zip(unit.paths, unit.vectors @ unit.vectors[0], strict=True))
-        assert [hit.similarity for hit in hits] == pytest.approx([cosines[hit.path] for hit in hits], abs=1e-6)
-        index.add(random_embeddings(5, start=5))
-        assert index.metadata["unit_length"] == "0"
+        items = random_embeddings(5)
+        unit = items.vectors / np.linalg.norm(items.vectors, axis=1, keepdims=True)
+        items.vectors[:] = unit * length
+        items.vectors[4] *= length == 1  # otherwise zeros
+        index.add(items)
+        assert index.metadata["unit_length"] == str(int(length == 1))
+        hits = {hit.path: hit.similarity for hit in index.search(query_length * unit[:1], 5)[0]}
+        expected = (query_length > 0) * unit @ unit[0]
+        assert [hits[path] for path in items.paths[:4]] == pytest.approx(expected[:4], abs=1e-6)
+        assert max(map(abs, hits.values())) <= 1
 
     def test_metadata_and_model(self, storage: str, kind: str, new_location, tmp_path: Path) -> None:
         location = new_location(storage)

@@ -36,10 +36,12 @@ def test_single_image_has_no_neighbors() -> None:
 def test_similarity_is_cosine_or_distance() -> None:
     angles = np.array([0.0, 0.5, 2.0])
     unit = make_space(np.stack([np.cos(angles), np.sin(angles)], axis=1))
-    _, distances = unit.nearest_others(np.array([0]), 2)
-    np.testing.assert_allclose(unit.similarity(distances)[0], np.cos(angles[1:]), atol=1e-6)
+    for length in (0.1, 1, 40):  # of an upload
+        (nearest,), (distances,) = unit.nearest(length * unit.vectors[:1], 3)
+        np.testing.assert_allclose(unit.similarity(length * unit.vectors[0], nearest, distances), np.cos(angles))
     other = make_space(np.array([[0.0], [3.0], [10.0]]))
-    np.testing.assert_allclose(other.similarity(other.nearest_others(np.array([0]), 2)[1]), [[3, 10]])
+    (nearest,), (distances,) = other.nearest_others(np.array([0]), 2)
+    np.testing.assert_allclose(other.similarity(other.vectors[0], nearest, distances), [3, 10])
 
 
 def test_filter_matches_words_of_path_and_class() -> None:
