@@ -144,25 +144,25 @@ class Index:
         results: list[list[Hit]] = []
         with self._lock:
             vector_index = self._update(None)
-            if not len(vector_index):
-                return [[] for _ in vectors]
             candidates_per_block = CANDIDATE_ELEMENTS // (self.dim * vector_index.num_candidates(count))
             block = min(max(1, candidates_per_block), QUERY_BLOCK)
             for start in range(0, len(vectors), block):
                 queries = vectors[start : start + block]  # (B, D)
-                results += self._rank(queries, vector_index.search(queries, count), count)
+                while (hits := self._rank(queries, vector_index.search(queries, count), count)) is None:
+                    vector_index = self._update(None)
+                results += hits
         return results
 
-    def _rank(self, queries: np.ndarray, candidates: np.ndarray, count: int) -> list[list[Hit]]:
-        """The nearest to queries (B, D) among candidate ids (B, K), where -1 is no item."""
-        unique = json.dumps(np.unique(candidates[candidates >= 0]).tolist())
-        rows = self.database.items("items.id IN (SELECT value FROM json_each(?))", unique)
-        ids = np.array([row[0] for row in rows], np.int64)  # another process may have removed some meanwhile
+    def _rank(self, queries: np.ndarray, candidates: np.ndarray, count: int) -> list[list[Hit]] | None:
+        """The nearest to queries (B, D) among candidate ids (B, K), where -1 is no item; None if some were removed."""
+        ids = np.unique(candidates[candidates >= 0])
+        rows = self.database.items("items.id IN (SELECT value FROM json_each(?))", json.dumps(ids.tolist()))
+        if len(rows) < len(ids):  # by another process, since the faiss index was updated
+            return None
         vectors = self._matrix([row[3] for row in rows])  # (rows, D)
         results = []
         for query, query_ids in zip(queries.astype(np.float64), np.sort(candidates, axis=1), strict=True):
-            positions = np.searchsorted(ids, query_ids).clip(max=len(ids) - 1)  # (K,)
-            positions = positions[ids[positions] == query_ids]
+            positions = np.searchsorted(ids, query_ids[query_ids >= 0])  # (K,)
             distances = np.sqrt(np.square(vectors[positions] - query).sum(1))
             best = np.argsort(distances, kind="stable")[:count]  # ties: the item added first
             similarities = cosines(query, vectors[positions[best]])

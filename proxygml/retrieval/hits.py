@@ -38,30 +38,32 @@ def measure_recall(index: "AnyIndex", count: int, queries: int) -> float:
     if count < 1:
         return 1.0
     query_rows = np.unique(np.linspace(0, total - 1, min(queries, total)).astype(int))  # (Q,)
-    query_vectors, query_paths = _take(query_rows, index.blocks())  # (Q, D)
-    nearest = np.full((len(query_rows), count), np.inf)  # (Q, K), squared distances
-    start = 0
+    query_vectors, query_paths = _take(query_rows, index.blocks())  # (Q, D), (Q,); fewer if some are removed meanwhile
+    if not len(query_paths):
+        return 1.0
+    nearest = np.full((len(query_paths), count), np.inf)  # (Q, K), squared distances
     for block in index.blocks():
         vectors = block.vectors
         rows = faiss.knn(query_vectors, vectors, min(count + 1, len(vectors)))[1]  # (Q, up to K + 1)
         squared = np.square(vectors[rows].astype(np.float64) - query_vectors[:, None]).sum(2)  # float32 is too coarse
-        squared[rows + start == query_rows[:, None]] = np.inf
+        squared[block.paths[rows] == query_paths[:, None]] = np.inf
         nearest = np.sort(np.hstack([nearest, squared]), axis=1)[:, :count]
-        start += len(vectors)
     limits = np.sqrt(nearest[:, -1]) * (1 + 1e-5)  # (Q,)
     found = 0
     for path, limit, hits in zip(query_paths, limits, index.search(query_vectors, count + 1), strict=True):
         others = [hit for hit in hits if hit.path != path][:count]
         found += sum(hit.distance <= limit for hit in others)
-    return found / (len(query_rows) * count)
+    return found / (len(query_paths) * count)
 
 
-def _take(rows: np.ndarray, blocks: Iterable[Embeddings]) -> tuple[np.ndarray, list[str]]:
-    """Vectors (Q, D) and paths of the items at ascending rows (Q,)."""
-    vectors, paths, start = [], [], 0
+def _take(rows: np.ndarray, blocks: Iterable[Embeddings]) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors (Q, D) and paths (Q,) of the items at ascending rows (Q,)."""
+    vectors: list[np.ndarray] = []
+    paths: list[str] = []
+    start = 0
     for block in blocks:
-        selected = rows[(rows >= start) & (rows < start + len(block.vectors))] - start
-        vectors.append(block.vectors[selected])
+        selected = rows[(rows >= start) & (rows < start + len(block))] - start
+        vectors += list(block.vectors[selected])
         paths += block.paths[selected].tolist()
-        start += len(block.vectors)
-    return np.concatenate(vectors), paths
+        start += len(block)
+    return np.array(vectors), np.array(paths, str)

@@ -171,8 +171,8 @@ class PostgresIndex:
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
             for start in range(0, len(vectors), QUERY_BLOCK):
                 queries = list(vectors[start : start + QUERY_BLOCK])
-                for number, *hit, similarity in connection.execute(SEARCH, [queries, count]):
-                    results[start + number - 1].append(Hit(*hit, min(max(similarity, -1.0), 1.0)))
+                for number, path, name, distance, cosine in connection.execute(SEARCH, [queries, count]):
+                    results[start + number - 1].append(Hit(path, name, distance, min(max(cosine, -1.0), 1.0)))
         return results
 
     def blocks(self) -> Iterator[Embeddings]:

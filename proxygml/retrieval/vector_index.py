@@ -85,6 +85,8 @@ class VectorIndex:
     def search(self, vectors: np.ndarray, count: int) -> np.ndarray:
         """Ids of candidates for the `count` nearest of vectors (M, D): (M, count or more), filled up with -1."""
         num_candidates = min(self.num_candidates(count), len(self))
+        if not num_candidates:
+            return np.empty((len(vectors), 0), np.int64)
         if self.kind == "hnsw":
             selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(np.array(sorted(self.removed), np.int64)))
             parameters = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]  # missing in faiss's stubs

@@ -9,6 +9,7 @@ import pytest
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import neighbors
 from proxygml.retrieval import Hit, create_index, open_index
+from proxygml.retrieval.vector_index import VectorIndex
 from tests.retrieval.conftest import CLASSES, DIM, add_in_parts, random_embeddings
 
 EXACT = [("folder", "exact"), ("postgres", "exact")]
@@ -90,6 +91,31 @@ class TestEveryIndex:
             for hits in opened.search(np.stack([later.vectors[3], items.vectors[7]]), 5):
                 assert len(hits) == 5
                 assert not set(removed) & {hit.path for hit in hits}
+
+    def test_others_remove_during_a_search(self, storage: str, kind: str, new_location, monkeypatch) -> None:
+        location = new_location(storage)
+        index, other = create_index(location, dim=DIM, model="m", kind=kind), open_index(location)
+        items = random_embeddings(450)
+        index.add(items)
+        index.refresh()
+        batches = iter([items.paths[:440], items.paths[440:445], items.paths[445:]])  # of what others remove
+
+        def removing(function):
+            def call(*arguments: object, **options: object):
+                result = function(*arguments, **options)
+                if (paths := next(batches, None)) is not None:
+                    other.remove(paths)
+                return result
+
+            return call
+
+        if storage == "folder":  # between the search for candidates and their reading
+            monkeypatch.setattr(VectorIndex, "search", removing(VectorIndex.search))
+            assert index.search(items.vectors[:3], 9) == [[], [], []]
+        index.add(items)
+        batches = iter([items.paths[:440], items.paths[440:445], items.paths[445:]])
+        monkeypatch.setattr(type(index), "blocks", removing(type(index).blocks))
+        assert 0 <= index.recall() <= 1
 
     def test_paths_are_unique(self, storage: str, kind: str, new_location) -> None:
         index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
