@@ -4,6 +4,7 @@
 """
 
 import math
+import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -31,6 +32,8 @@ Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels
 
 def open_image(file: Path | IO[bytes]) -> Image.Image:
     """The image in a file of one of FORMATS, opened but not yet decoded."""
+    if isinstance(file, Path) and not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(f"{file} is not a regular file")  # opening a pipe would block
     try:
         image = Image.open(file, formats=_formats())
         if math.prod(image.size) <= MAX_PIXELS:

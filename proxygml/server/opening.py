@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from proxygml.data import ImageList, open_image
-from proxygml.data.splits import hold_out
 from proxygml.embeddings import Embeddings
 from proxygml.model import Model, item_name, kind_of, open_vectors, read_all
 from proxygml.server.space import Proxies, Space
@@ -17,7 +16,6 @@ from proxygml.training import build
 from proxygml.training.run import Progress
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
-Splits = tuple[ImageList, ImageList]  # training and test images
 OpenImage = Callable[[int], Image.Image]
 
 
@@ -26,15 +24,13 @@ def open_space(location: str, *, split: str, data: Path | None, progress: Progre
     source = open_vectors(location, split=split, data=data, progress=progress)
     embeddings, path = read_all(source), Path(location)
     model: Model | None = None
-    splits: Splits | None = None
     if isinstance(source, Embeddings):  # perhaps by someone else, who must not choose which files are shown
         roots = [Path(), path.parent] if data is None else [data]
         open_one = _open_files(embeddings.paths, roots, confined=True)
         return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
     if kind_of(location) == "run":
         name, model = f"{path.resolve().name}, {'training' if split == 'train' else 'test'} images", Model(path)
-        splits = _load_images(model, data)
-        images = None if splits is None else splits[0 if split == "train" else 1]
+        images = _load_images(model, split, data)
         embeddings, open_one = _open_listed(embeddings, images, Path(source.metadata["root"]))
     else:  # queries are embedded by the network that an index may contain
         folder = source.model_folder()
@@ -46,14 +42,15 @@ def open_space(location: str, *, split: str, data: Path | None, progress: Progre
         open_image=open_one,
         embed_image=None if model is None else lambda image: model.encode([image])[0],
         no_upload=NO_UPLOAD,
-        proxies=None if model is None else _load_proxies(model, splits, embeddings),
+        proxies=None if model is None else _load_proxies(model, embeddings),
     )
 
 
-def _load_images(model: Model, data: Path | None) -> Splits | None:
-    """Training and test images of a run; None, with a warning, if they are missing."""
+def _load_images(model: Model, split: str, data: Path | None) -> ImageList | None:
+    """Training or test images of a run; None, with a warning, if they are missing."""
     try:
-        return build.load_images(model.recipe if data is None else model.recipe.changed({"data": str(data)}))
+        train, test = build.load_images(model.recipe if data is None else model.recipe.changed({"data": str(data)}))
+        return train if split == "train" else test
     except (OSError, ValueError) as error:
         folder = model.run.folder
         warnings.warn(f"the images of {folder} are missing, only their embeddings are shown: {error}", stacklevel=3)
@@ -77,18 +74,16 @@ def _open_listed(embeddings: Embeddings, images: ImageList | None, root: Path) -
     return embeddings, open_one
 
 
-def _load_proxies(model: Model, splits: Splits | None, embeddings: Embeddings) -> Proxies | None:
+def _load_proxies(model: Model, embeddings: Embeddings) -> Proxies | None:
     """The proxies of the best epoch; None for another loss, or if they are spread over processes."""
-    recipe, state = model.recipe, model.run.load_best().get("loss", {})
-    if recipe.loss != "proxygml" or "proxies" not in state:
+    recipe, best = model.recipe, model.run.load_best()
+    proxies, names = best.get("loss", {}).get("proxies"), best.get("class_names", ())
+    if recipe.loss != "proxygml" or proxies is None or len(names) != len(proxies):
         return None
-    vectors = state["proxies"].float().numpy()  # (C, N, D)
-    names = () if splits is None else hold_out(splits[0], recipe.held_out)[0].class_names
-    if len(names) != len(vectors):  # images are missing, and classes with them
-        names = tuple(f"training class {number}" for number in range(len(vectors)))
+    vectors = proxies.float().numpy()  # (C, N, D)
     labels = {name: label for label, name in enumerate(embeddings.class_names.tolist())}
     own = np.array([labels.get(name, -1) for name in names])
-    return Proxies(vectors, names, own, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
+    return Proxies(vectors, tuple(names), own, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
 
 
 def _open_files(paths: np.ndarray, roots: Sequence[Path], *, confined: bool) -> OpenImage | None:

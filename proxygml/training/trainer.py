@@ -175,7 +175,8 @@ class Trainer:
 
     def _save_best(self, run: Run) -> None:
         if self.writes:
-            run.save_best(self.loop.weights() | {"epoch": self.best["epoch"]})
+            classes = list(self.loop.images.class_names)
+            run.save_best(self.loop.weights() | {"epoch": self.best["epoch"], "class_names": classes})
 
     def _run_epoch(self, epoch: int, run: Run) -> None:
         """Train and score one epoch; write its log entry and checkpoint."""

@@ -97,7 +97,7 @@ def test_proxies_of_a_run(run: Run) -> None:
 
 
 def test_missing_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(run.folder)
+    names = opened(run.folder).proxies.class_names
 
     def gone(recipe: object) -> None:
         raise FileNotFoundError("no photos")
@@ -107,7 +107,7 @@ def test_missing_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         space = opened(run.folder)
     with pytest.raises(FileNotFoundError):
         space.open_image(0)
-    assert space.proxies.class_names[0] == "training class 0"
+    assert space.proxies.class_names == names
     shutil.rmtree(run.folder / "index")
     with pytest.raises(FileNotFoundError, match="no photos"):
         opened(run.folder)
@@ -201,6 +201,23 @@ def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
     image = build.load_images(run.recipe)[1].open(3)
     np.testing.assert_allclose(space.embed_image(image), rows.vectors[3], atol=1e-5)
     assert space.subgraph_of(0).own_class is None
+    assert space.proxies.class_names == opened(run.folder).proxies.class_names
+
+
+def test_images_of_trained_classes_in_an_index_link_to_their_own_proxies(run: Run, tmp_path: Path) -> None:
+    rows = Model(run).embed(build.load_images(run.recipe)[0])
+    index = create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
+    index.add(rows)
+    index.save_model(run.folder)
+    space = opened(tmp_path / "index")
+    own = space.subgraph_of(0).own_class
+    assert space.proxies.class_names[own] == space.class_names[space.classes[0]]
+
+
+def test_network_with_other_names_than_proxies_shows_none(run: Run) -> None:
+    best = run.load_best()
+    run.save_best(best | {"class_names": best["class_names"][:-1]})
+    assert opened(run.folder).proxies is None
 
 
 def test_untrained_run(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import re
 import socket
 import stat
@@ -166,6 +167,12 @@ class TestThumbnails:
             assert len(client.get(f"/api/images/{number}").json()["nearest"]) == 11
         (photos / "photos/red/1.jpg").write_bytes(encoded_image("red", kind="JPEG"))
         assert client.get("/thumbnails/1").headers["content-type"] != "image/svg+xml"  # it came back
+
+    @pytest.mark.timeout(20)
+    def test_pipe_is_a_gray_tile(self, client: TestClient, photos: Path) -> None:
+        (photos / "photos/red/1.jpg").unlink()
+        os.mkfifo(photos / "photos/red/1.jpg")  # opening it would block a thread for ever
+        assert "cannot be read" in client.get("/thumbnails/1").text
 
     def test_cache_is_bounded(self, colors: Space) -> None:
         thumbnails = Thumbnails(colors, max_cached=3)
