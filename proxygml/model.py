@@ -24,6 +24,7 @@ from proxygml.data.splits import image_list
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import AnyIndex, Index, is_url, open_index
 from proxygml.retrieval.contents import build_lock, erase
+from proxygml.retrieval.url import IndexURL
 from proxygml.retrieval.validation import is_text
 from proxygml.training import build
 from proxygml.training.run import Progress, Run, no_progress
@@ -44,6 +45,7 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     """What a path or URL names; an error that lists what was expected if it is none of `expected`."""
     path = Path(location)
     kind: Kind | None = None
+    shown = str(IndexURL.parse(str(location))) if is_url(location) else location  # without its password
     if is_url(location) or (path / "items.sqlite").is_file():
         kind = "index"
     elif (path / "recipe.json").is_file():
@@ -57,9 +59,9 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     *others, last = (KINDS[each] for each in expected)
     names = f"{', '.join(others)} or {last}" if others else last
     if kind is None:
-        raise FileNotFoundError(f"{location} does not exist: expected {names}")
+        raise FileNotFoundError(f"{shown} does not exist: expected {names}")
     given = "a folder without recipe.json or items.sqlite" if kind == "images" else KINDS[kind]
-    raise ValueError(f"expected {names}, got {location}, {given}")
+    raise ValueError(f"expected {names}, got {shown}, {given}")
 
 
 class Model:

@@ -311,6 +311,33 @@ class TestVectors:
         run_command(capsys, "index", "build", new_database, "--out", tmp_path / "back")
         assert len(open_index(tmp_path / "back")) == 5
 
+    def test_no_line_shows_a_password(self, own: Path, tmp_path: Path, new_database: str, photos, capsys) -> None:
+        url = new_database.replace("postgres:@", "postgres:secret@", 1)
+        assert url != new_database
+        run_command(capsys, "index", "build", own, "--out", url)
+        shutil.copy(own, tmp_path / "other.npz")
+        for command in (
+            ["index", "build", tmp_path / "other.npz", "--out", url],
+            ["index", "build", own, "--out", url, "--kind", "hnsw"],
+            ["index", "build", tmp_path / "no", "--out", url],
+            ["index", "add", url, photos],
+            ["search", url, "--image", photos / "loose.png"],
+            ["search", own, "--image", photos / "loose.png", "--run", url],
+            ["search", url + "2", "--vectors", own],
+            ["embed", url, "--out", tmp_path / "new.npz"],
+            ["export", url, "--out", tmp_path / "new"],
+        ):
+            assert "secret" not in failure(capsys, *command)
+        for command in (
+            ["evaluate", url, "--no-cluster"],
+            ["index", "info", url],
+            ["index", "build", url, "--out", tmp_path / "i"],
+        ):
+            assert "secret" not in run_command(capsys, *command)
+        with pytest.raises(ValueError, match="expected the folder of a run, got") as caught:
+            model.Model(url)
+        assert "secret" not in str(caught.value)
+
     def test_info(self, own: Path, tmp_path: Path, capsys) -> None:
         run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
         known = json.loads(run_command(capsys, "index", "info", tmp_path / "index", "--json"))

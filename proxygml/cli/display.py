@@ -30,15 +30,21 @@ def in_one_line(name: str) -> str:
     return escape_control(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def hide_passwords(text: str) -> str:
+    """A text without passwords of databases, whose URLs may also stand where a path was expected."""
+    text = re.sub(r"(postgres(?:ql)?:/+[^:@/?#\s]*):(?!\d+(?:[/?,\s]|$))[^@]*@(?:\S*@)?", r"\1@", text)  # no port
+    return re.sub(r"([?&](?:ssl)?password=)[^&\s]*", r"\1...", text)
+
+
 class PlainConsole(Console):
-    """A console that prints names of files and classes literally: [red], :smile: and escape sequences are only text."""
+    """A console that prints names literally ([red], :smile: and escape sequences are only text), and no passwords."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Rich calls this for every text, including cells of tables."""
-        return super().render_str(escape_control(text), **options)
+        return super().render_str(hide_passwords(escape_control(text)), **options)
 
 
 output = PlainConsole(width=None if sys.stdout.isatty() else 1000)  # a pipe has no width to cut tables to

@@ -113,8 +113,8 @@ class PostgresIndex:
 
     @property
     def metadata(self) -> dict[str, str]:
-        with one_line_errors(self.location):
-            if not index_exists(self._connection, self.url.name):
+        with self._connected() as connection:
+            if not index_exists(connection, self.url.name):
                 raise FileNotFoundError(f"no index at {self.location}: `proxygml index build` makes one")
         return dict(self._rows("SELECT name, value FROM metadata"))
 
@@ -228,11 +228,24 @@ class PostgresIndex:
         return folder if (folder / "recipe.json").is_file() else None
 
     def _rows(self, query: str, values: Sequence = ()) -> list[tuple]:
-        with self._lock, one_line_errors(self.location):
-            return self._connection.execute(query, values).fetchall()
+        with self._connected() as connection:
+            return connection.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> "Iterator[Connection]":
         """Commit at the end of the block, or roll back on an error."""
-        with self._lock, one_line_errors(self.location), self._connection.transaction():
+        with self._connected() as connection, connection.transaction():
+            yield connection
+
+    @contextmanager
+    def _connected(self) -> "Iterator[Connection]":
+        """The connection; a new one if the server ended it, as when it is restarted."""
+        with self._lock, one_line_errors(self.location):
+            try:
+                self._connection.execute("")
+            except postgres_library("psycopg").OperationalError:
+                if self.close.alive:  # otherwise the user has closed it
+                    self._connection = connect(self.url)
+                    self.close.detach()
+                    self.close = weakref.finalize(self, self._connection.close)
             yield self._connection

@@ -1,18 +1,23 @@
 """URL of an index in PostgreSQL, postgresql://USER@HOST/DATABASE?index=NAME, and the connection to it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
 
 from proxygml.optional import library
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
+CHARACTERS, VALUE = (rf"(?:[^{others}%]|%[0-9A-Fa-f]{{2}})*" for others in (r"\s@/?#", "&@#"))
+URL = re.compile(
+    rf"(postgres(?:ql)?://)({CHARACTERS}@)?({CHARACTERS}(?:/{CHARACTERS})?)(?:\?((?:[a-z_]+={VALUE}&?)*))?"
+)
 MIN_PGVECTOR = (0, 8)  # earlier versions may stop an HNSW search before they have found enough items
 
 
@@ -26,19 +31,23 @@ class IndexURL:
     @classmethod
     def parse(cls, text: str) -> "IndexURL":
         """A libpq URL with an optional ?index=NAME."""
-        parts = urlsplit(text)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        name = options.pop("index", "proxygml")
+        match = URL.fullmatch(text)
+        if match is None:  # libpq would quote a part of it, perhaps of the password
+            raise ValueError(
+                "expected postgresql://USER@HOST/DATABASE?index=NAME, special characters percent-encoded (@ is %40); "
+                "yours is not shown, since it may contain a password: ~/.pgpass is the place for that"
+            )
+        options = dict(option.split("=", 1) for option in (match[4] or "").split("&") if option)
+        name = unquote(options.pop("index", "proxygml"))
         if not 1 <= len(name.encode()) <= 63 or name.startswith("pg_"):
             raise ValueError(f"expected ?index= with a name of 1 to 63 letters, not pg_..., got {name!r}")
-        return cls(urlunsplit(parts._replace(query=urlencode(options))), name)
+        others = "&".join(f"{key}={value}" for key, value in options.items())
+        return cls(text.split("?")[0] + f"?{others}" * bool(others), name)
 
     def __str__(self) -> str:
         """The URL without its password."""
-        parts = urlsplit(self.database)
-        user, at, host = parts.netloc.rpartition("@")
-        public = parts._replace(netloc=user.split(":")[0] + at + host, query="")
-        return f"{urlunsplit(public)}?index={self.name}"
+        scheme, user, host, _ = cast(re.Match, URL.fullmatch(self.database)).groups()
+        return f"{scheme}{re.sub(':.*@', '@', user or '')}{host}?index={self.name}"
 
 
 def is_url(location: str | Path) -> bool:

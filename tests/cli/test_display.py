@@ -50,6 +50,24 @@ def test_hits_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in shown
 
 
+@pytest.mark.parametrize("password", ["secret", "a:b", "a@b", "a/b", "a?b", "a#b", "a b", "12345"])
+def test_passwords_are_not_printed(password: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.print(f"postgresql://anna:{password}@host:5433/b is closed")
+    output.print(f"no run in postgres:/anna:{password}@[::1]/b")  # as a path
+    output.print(f"postgres://host?user=anna&password={password.replace(' ', '+')}&a=b")
+    assert capsys.readouterr().out.splitlines() == [
+        "postgresql://anna@host:5433/b is closed",
+        "no run in postgres:/anna@[::1]/b",
+        "postgres://host?user=anna&password=...&a=b",
+    ]
+
+
+@pytest.mark.parametrize("text", ["postgresql://host:5433/birds has no crow@2.jpg", "postgres://h:5432 at noon@home"])
+def test_ports_are_printed(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.print(text)
+    assert capsys.readouterr().out.strip() == text
+
+
 def test_json_is_ascii(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = Embeddings(np.eye(2), np.arange(2), np.array([HOSTILE, "b"]), np.array([HOSTILE, "c"]))
     rows.save(tmp_path / "rows.npz")

@@ -8,17 +8,55 @@ import pytest
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import PostgresIndex, open_index
 from proxygml.retrieval.postgres import suggest_kind
-from proxygml.retrieval.url import IndexURL
+from proxygml.retrieval.url import IndexURL, connect
 
 
 def test_url_names_an_index_and_hides_its_password() -> None:
-    url = IndexURL.parse("postgresql://anna:secret@host:5433/birds?host=/run/socket&index=my owls")
+    url = IndexURL.parse(
+        "postgresql://anna:sec:r%40t@host:5433/birds?host=/run/socket&index=my owls&options=-c%20a%3Db"
+    )
     assert url.name == "my owls"
-    assert url.database == "postgresql://anna:secret@host:5433/birds?host=%2Frun%2Fsocket"
+    assert url.database == "postgresql://anna:sec:r%40t@host:5433/birds?host=/run/socket&options=-c%20a%3Db"
     assert str(url) == "postgresql://anna@host:5433/birds?index=my owls"
-    assert IndexURL.parse("postgres://host/birds").name == "proxygml"
-    with pytest.raises(ValueError, match="expected \\?index= with a name of 1 to 63 letters"):
-        IndexURL.parse("postgresql://host/birds?index=")
+    assert (
+        str(IndexURL.parse("postgres://[::1]:5433/birds?password=secret"))
+        == "postgres://[::1]:5433/birds?index=proxygml"
+    )
+    assert IndexURL.parse("postgresql:///?host=/tmp").database == "postgresql:///?host=/tmp"
+    for name in ("", "pg_owls", "x" * 64):
+        with pytest.raises(ValueError, match="expected \\?index= with a name of 1 to 63 letters"):
+            IndexURL.parse(f"postgresql://host/birds?index={name}")
+
+
+@pytest.mark.parametrize("character", "%#/?@ ")
+def test_unencoded_password_is_not_shown(character: str) -> None:
+    with pytest.raises(ValueError, match=r"special characters percent-encoded \(@ is %40\)") as caught:
+        open_index(f"postgresql://anna:alpha{character}omega@host/birds")
+    assert "alpha" not in str(caught.value)
+    assert "omega" not in str(caught.value)
+
+
+def end_connections(index: PostgresIndex) -> None:
+    """End all connections to the database except a new one, as a restart of the server does."""
+    with connect(index.url) as connection:
+        others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {others}")
+
+
+def test_open_index_connects_again(new_database: str) -> None:
+    index = PostgresIndex.create(new_database, dim=2)
+    items = Embeddings(np.eye(2), np.arange(2), np.array(["a", "b"]))
+    for use in (
+        lambda: index.add(items),
+        lambda: index.search(np.eye(2), 1),
+        lambda: index.metadata,
+        lambda: len(index),
+    ):
+        end_connections(index)
+        assert use()
+    index.close()
+    with pytest.raises(OSError, match="the connection is closed"):
+        len(index)
 
 
 def test_missing_server_is_one_line_without_the_password(tmp_path: Path) -> None:
