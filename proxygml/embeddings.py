@@ -1,5 +1,6 @@
 """Embeddings: vectors with labels and paths, stored as .npz; and the functions that compute them."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.loading import load_batches
-from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb, remove_temporaries
+from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb, remove_temporaries, require_file
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,7 @@ class Embeddings:
 
         Without paths, images are named by their row number.
         """
-        with Path(path).open("rb") as file:
+        with require_file(Path(path)).open("rb") as file:
             try:
                 reject_zip_bomb(file)
                 return cls._from_npz(np.load(file, allow_pickle=False))
@@ -91,7 +92,8 @@ class Embeddings:
             if array.ndim and len(array) and not array.nbytes:
                 raise ValueError(f"{name} of shape {array.shape} has no bytes")
         labels = arrays["labels"]
-        paths = arrays["paths"] if "paths" in arrays else np.arange(labels.size).astype(str)
+        rows = np.arange(len(labels) if labels.ndim else 0)
+        paths = arrays["paths"] if "paths" in arrays else rows.astype(f"U{len(str(len(rows)))}")
         class_names = arrays["class_names"] if "class_names" in arrays else np.empty(0, "U1")
         if labels.ndim == 1 and labels.dtype.kind == "U":
             class_names, labels = np.unique(labels, return_inverse=True)
@@ -141,6 +143,7 @@ def embed(
     subset: Subset = Subset(images, indices)  # type: ignore[arg-type]  # both have __len__ and __getitem__
     was_training = model.training
     model.eval()
+    workers = min(workers, os.cpu_count() or 1)  # a recipe may come from a larger machine, or from a stranger
     parts, done = [], 0
     for batch, _ in load_batches(DataLoader(subset, batch_size=batch_size, num_workers=workers)):
         with torch.no_grad():

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import socket
+import stat
 import sys
 import tempfile
 import zipfile
@@ -19,7 +20,7 @@ import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
 
-MAX_UNPACKED, MAX_EXPANSION = 2**30, 100  # bytes that any archive may unpack to, and multiples of its own size
+MAX_UNPACKED, MAX_EXPANSION = 2**25, 100  # bytes that any file may unpack to, and multiples of its own size
 CHECKSUM = "checksum"  # key of the checksum in a JSON object
 LOCK_NAME = ".lock"
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of network file systems without locks
@@ -175,6 +176,14 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def require_file(path: Path) -> Path:
+    """The path, if it leads to a file: opening a pipe would wait forever, and a device may never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or device'}: expected a file")
+    return path
+
+
 def reject_zip_bomb(file: BinaryIO) -> None:
     """Raise a ValueError if a zip archive unpacks to far more than its size; other files pass.
 
@@ -186,9 +195,6 @@ def reject_zip_bomb(file: BinaryIO) -> None:
             size = file.seek(0, os.SEEK_END)
             if unpacked > max(MAX_UNPACKED, MAX_EXPANSION * size):
                 raise ValueError(f"it has {size:,} bytes and unpacks to {unpacked:,}: it is not opened")
-            for name in archive.namelist():  # torch lets a pickle allocate any number of bytes
-                if name.endswith(".pkl") and b"bytearray" in archive.read(name):
-                    raise ValueError("it allocates memory of its own, which weights never do: it is not opened")
     file.seek(0)
 
 

@@ -1,5 +1,7 @@
 """Embeddings: the .npz and the functions that compute them."""
 
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from proxygml import embeddings
 from proxygml.data.images import Crops
 from proxygml.embeddings import Embeddings, embed, raw_pixels
 
@@ -137,3 +140,33 @@ def test_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(loaded, name), expected)
     assert len(detected) > len(positions) / 3
     assert all(line.startswith(f"{path} does not contain embeddings: ") for line in detected)
+
+
+def test_compressed_npz_takes_bounded_memory(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", vectors=np.zeros((10**7, 2), np.float16), labels=np.zeros(10**7, np.int8))
+    with pytest.raises(ValueError, match=r"unpacks to 50,000,.*: it is not opened"):
+        Embeddings.load(tmp_path / "a.npz")
+    np.savez_compressed(tmp_path / "b.npz", vectors=np.zeros((10**5, 1), np.float16), labels=np.zeros(10**5, np.int8))
+    assert Embeddings.load(tmp_path / "b.npz").paths.dtype == "U6"  # 24 bytes for each row, not 84
+
+
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    for path, what in ((tmp_path / "a.npz", "a pipe or device"), (Path("/dev/zero"), "a pipe"), (tmp_path, "a folder")):
+        with pytest.raises(ValueError, match=f"{path} is {what}.*: expected a file"):
+            Embeddings.load(path)
+
+
+def test_workers_do_not_exceed_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def load_batches(loader: torch.utils.data.DataLoader) -> list:
+        started.append(loader.num_workers)
+        return [(torch.zeros(1, 2), None)]
+
+    monkeypatch.setattr(embeddings, "load_batches", load_batches)
+    crops = Crops(lambda _: Image.new("RGB", (8, 8)), np.zeros(1, int), size=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, of too many workers
+        embed(torch.nn.Identity(), crops, np.array(["a"]), workers=150)
+    assert started == [os.cpu_count()]

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from proxygml.files import one_line, reject_zip_bomb
+from proxygml.backbones.pickles import check_pickles
+from proxygml.files import one_line, require_file
 
 WRAPPERS = ("state_dict", "model")  # keys under which training scripts put the tensors
 HASH = re.compile("-([0-9a-f]{8,})$")  # torch.hub's convention: the start of the file's SHA-256 ends its name
@@ -62,10 +63,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix not in (".pth", ".pt", ".safetensors"):
         raise ValueError(f"{path} is no weight file: expected .pth, .pt or .safetensors, the name ends in {suffix!r}")
-    check_hash(path)
+    check_hash(require_file(path))
     with path.open("rb") as file:  # outside the try: an OSError of the file itself stays one
         try:
-            reject_zip_bomb(file)
+            if suffix != ".safetensors":
+                check_pickles(file)
             content = load_file(path) if suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         except UnpicklingError:
             reason = "it is damaged, is no weight file, or contains Python objects that are not tensors"

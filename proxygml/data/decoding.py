@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 # The first bytes decide, not the name. Other formats run programs: EPS starts Ghostscript.
@@ -36,6 +36,9 @@ def open_image(file: Path | IO[bytes]) -> Image.Image:
         raise OSError(f"{file} is not a regular file")  # opening a pipe would block
     try:
         image = Image.open(file, formats=_formats())
+        if image.format == "PPM" and image.tile[0][0] == "ppm_plain":  # Pillow takes 30 s for 1 MB of comments
+            image.close()
+            raise UnidentifiedImageError("PPM as text is not read: save it as PNG")
         if math.prod(image.size) <= MAX_PIXELS:
             return image
         image.close()

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from proxygml.files import require_file
+
 
 def dataset_folder(root: Path, name: str, files: Sequence[str]) -> Path:
     """The folder with the files of a dataset: `root` or root/name."""
@@ -71,7 +73,7 @@ def path_below(path: str, root: Path, where: str) -> str:
 def open_text(path: Path) -> io.StringIO:
     """A UTF-8 text file; only "\\n" ends a line, unlike in `str.splitlines`."""
     try:
-        return io.StringIO(path.read_text(encoding="utf-8-sig"))  # Excel writes a byte order mark
+        return io.StringIO(require_file(path).read_text(encoding="utf-8-sig"))  # Excel writes a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, got other bytes at {error.start}: save it as UTF-8") from error
 

@@ -17,7 +17,7 @@ NUMBER_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9
 ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 MATRIX, COMPRESSED = 14, 15
 CELL, STRUCT, CHAR, NUMERIC = 1, 2, 4, range(6, 16)  # classes of arrays
-MAX_BYTES = 2**25  # of a file or a decompressed array: four times the annotations of Cars196
+MAX_BYTES = 2**24  # of a file, and of its arrays when decompressed: twice the annotations of Cars196
 MAX_DEPTH = 10  # of nested arrays
 
 
@@ -25,14 +25,16 @@ def read(path: Path) -> dict[str, Value]:
     """The arrays of a file by name; a ValueError if it is damaged or another kind of file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-    contents = path.read_bytes()
+    contents, left = path.read_bytes(), MAX_BYTES
     order = {b"IM": "<", b"MI": ">"}.get(contents[126:128])
     if order is None:
         raise ValueError("it does not begin like a MATLAB 5 file")
     arrays = {}
     for kind, data in _elements(contents[128:], order, padded=False):
         if kind == COMPRESSED:
-            (kind, data), *_ = _elements(_decompress(data), order)
+            data = _decompress(data, left)
+            left -= len(data)
+            (kind, data), *_ = _elements(data, order)
         if kind == MATRIX:
             name, value = _array(data, order, 0)
             arrays[name] = value
@@ -58,11 +60,11 @@ def _elements(contents: bytes, order: str, *, padded: bool = True) -> list[tuple
     return elements
 
 
-def _decompress(data: bytes) -> bytes:
+def _decompress(data: bytes, max_bytes: int) -> bytes:
     decompressor = zlib.decompressobj()
-    contents = decompressor.decompress(data, MAX_BYTES)
-    if decompressor.unconsumed_tail:
-        raise ValueError(f"an array has more than {MAX_BYTES:,} bytes")
+    contents = decompressor.decompress(data, max_bytes + 1)
+    if len(contents) > max_bytes:
+        raise ValueError(f"its arrays have more than {MAX_BYTES:,} bytes")
     return contents
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from proxygml.data import ImageList
 from proxygml.data.lists import open_text, path_below, quote
-from proxygml.data.names import CHUNK, Names
+from proxygml.data.names import Names
 from proxygml.data.splits import split_classes, split_images
-from proxygml.files import one_line
+from proxygml.files import MAX_EXPANSION, MAX_UNPACKED, one_line
 
+BATCH = 128  # rows of a parquet file: a small file may repeat a very long text in each
 Row = tuple[int, str, str, str | None]  # row number, path, label and, if there is such a column, split
 
 
@@ -96,12 +97,21 @@ def _read_parquet(table: Path) -> Iterator[Row]:
     except ImportError as error:
         raise ImportError(f"reading {table} needs pyarrow: pip install pyarrow, or save the table as CSV") from error
     try:
-        header = parquet.read_schema(table).names
-        column = _columns(table, header)
-        contents = parquet.read_table(table, columns=[header[place] for place in column.values()])
-        row = 0
-        for batch in contents.to_batches(max_chunksize=CHUNK):  # few Python strings at a time
-            values = {name: batch.column(header[place]).to_pylist() for name, place in column.items()}
+        contents = parquet.ParquetFile(table)
+        schema, metadata = contents.schema_arrow, contents.metadata
+        column = _columns(table, schema.names)
+        names = [schema.names[place] for place in column.values()]
+        if nested := [name for name in names if schema.field(name).type.num_fields]:
+            raise ValueError(f"expected texts or numbers in {nested[0]}, got {schema.field(nested[0]).type}")
+        row, left = 0, max(MAX_UNPACKED, MAX_EXPANSION * table.stat().st_size)
+        unpacked = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+        if unpacked > left:
+            raise ValueError(f"it unpacks to {unpacked:,} bytes: it is not opened")
+        for batch in contents.iter_batches(BATCH, columns=names):
+            values = {name: batch.column(schema.names[place]).to_pylist() for name, place in column.items()}
+            left -= sum(len(value) for value in values["path"] if isinstance(value, str))
+            if left < 0:
+                raise ValueError("its paths are more than a hundred times as long as the file")
             splits = map(str, values["split"]) if "split" in column else [None] * len(batch)
             for path, label, split in zip(values["path"], values["label"], splits, strict=True):
                 row += 1

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -26,7 +25,7 @@ from proxygml.data import ImageList, open_image
 from proxygml.data.folder import SUFFIXES
 from proxygml.data.names import Names
 from proxygml.data.splits import split_classes, split_images
-from proxygml.files import atomic_write, cache_folder, one_line, parse_json
+from proxygml.files import atomic_write, cache_folder, one_line, parse_json, require_file
 
 MAX_LABEL_BYTES = 2**16
 LISTING_VERSION = 1  # of the files in the cache
@@ -60,7 +59,7 @@ def list_images(file: Path) -> tuple[Names, np.ndarray, Names]:
 
     From the user's cache if the file has the same size and time as when it was listed.
     """
-    status = file.stat()
+    status = require_file(file).stat()
     key = f"{LISTING_VERSION}\n{file.absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
     cached = cache_folder() / "tar" / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
     with suppress(Exception):  # a missing or damaged file is written again
@@ -96,15 +95,11 @@ def open_member(path: Path) -> Image.Image:
     file = next((member[:end] for end in ends if os.path.isfile(member[:end])), None)
     if file is None:
         raise FileNotFoundError(f"no {path}: the tar file was removed after it was listed")
-    contents = os.pread(_descriptor(file), size, offset)
+    with open(file, "rb") as shard:  # opened anew: thousands of shards would need as many descriptors
+        contents = os.pread(shard.fileno(), size, offset)
     if len(contents) < size:
         raise OSError(f"{file} ends before {path.name}: it was truncated after it was listed")
     return open_image(io.BytesIO(contents))
-
-
-@lru_cache(maxsize=64)
-def _descriptor(file: str) -> int:
-    return os.open(file, os.O_RDONLY)
 
 
 def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import torch
 
+from proxygml.backbones.pickles import check_pickles
 from proxygml.files import (
     UnwritableError,
     atomic_write,
     one_line,
     parse_json,
-    reject_zip_bomb,
     remove_temporaries,
+    require_file,
     require_unlocked,
     verify_checksum,
     with_checksum,
@@ -62,7 +63,7 @@ class Run:
     def recipe(self) -> Recipe:
         path = self.folder / "recipe.json"
         try:
-            return Recipe.from_json(path.read_text())
+            return Recipe.from_json(require_file(path).read_text())
         except ValueError as error:
             raise ValueError(f"{path} is not a recipe: {one_line(error)}") from error
 
@@ -71,7 +72,7 @@ class Run:
         """One entry per finished epoch, up to the first damaged or incomplete line."""
         path = self.folder / "log.jsonl"
         entries = []
-        for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        for line in require_file(path).read_bytes().split(b"\n") if path.exists() else []:
             try:
                 entry = parse_json(line)
             except ValueError:
@@ -93,7 +94,7 @@ class Run:
         if not path.exists():
             raise FileNotFoundError(f"no scores.json in {self.folder}: finish it with proxygml train --resume")
         try:
-            scores = parse_json(path.read_bytes())
+            scores = parse_json(require_file(path).read_bytes())
             if not isinstance(scores, dict):
                 raise ValueError("no JSON object")
             return verify_checksum(scores)
@@ -158,7 +159,7 @@ class Run:
     @property
     def model_id(self) -> str:
         """A hash of the trained weights; equal weights have equal ids, whenever they were written."""
-        with self._best() as path, _as_value_error(path), zipfile.ZipFile(path) as archive:
+        with self._best() as path, _as_value_error(path), zipfile.ZipFile(require_file(path)) as archive:
             records = [(info.filename.split("/", 1)[-1], info.CRC) for info in archive.infolist()]
         # Names start with the name of the file, and serialization_id depends on it.
         content = [record for record in sorted(records) if not record[0].endswith("serialization_id")]
@@ -189,7 +190,16 @@ class Run:
 
     def clear(self) -> None:
         """Remove temporary files of killed processes."""
-        names = "recipe.json", "log.jsonl", "last.pt", "best.pt", "scores.json", "curves.png", "retrieval.png", "map.png"
+        names = (
+            "recipe.json",
+            "log.jsonl",
+            "last.pt",
+            "best.pt",
+            "scores.json",
+            "curves.png",
+            "retrieval.png",
+            "map.png",
+        )
         remove_temporaries(*(self.folder / name for name in names))
 
 
@@ -238,8 +248,8 @@ def save_checkpoint(state: dict, path: Path) -> None:
 
 def load_checkpoint(path: Path) -> dict:
     """The state from `save_checkpoint`; a truncated or altered file is a ValueError."""
-    with _as_value_error(path), path.open("rb") as file:
-        reject_zip_bomb(file)
+    with _as_value_error(path), require_file(path).open("rb") as file:
+        check_pickles(file)
         with zipfile.ZipFile(file) as archive:
             altered = archive.testzip()  # compares the checksum of every record
         if altered is not None:

@@ -159,7 +159,7 @@ def test_zip_bombs_are_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"vectors\.npz .* unpacks to 1,099,511,.*: it is not opened"):
         Embeddings.load(tmp_path / "vectors.npz")
     (tmp_path / "best.pt").write_bytes(zip_bomb(checkpoint()))
-    with pytest.raises(ValueError, match=r"best\.pt .* unpacks to 1,099,511,.*: it is not opened"):
+    with pytest.raises(ValueError, match=r"best\.pt .* unpacks to more: it is not opened"):
         load_checkpoint(tmp_path / "best.pt")
 
 
@@ -224,7 +224,7 @@ class Greedy:
 
 def test_checkpoint_that_allocates_memory_is_not_opened(tmp_path: Path) -> None:
     torch.save({"model": Greedy(), "loss": {}}, tmp_path / "best.pt")
-    with pytest.raises(ValueError, match="allocates memory of its own"):
+    with pytest.raises(ValueError, match="contains more than weights and plain values"):
         Run(tmp_path).load_best()
 
 

@@ -146,3 +146,9 @@ def test_decoder_imports_only_numpy_and_pillow() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print('torch' in sys.modules, 'proxygml' in sys.modules)"
     command = [sys.executable, "-c", code, decoding.__file__]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+
+
+def test_ppm_as_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.ppm").write_text("P3 2 1 255\n1 2 3 4 5 6\n")
+    with pytest.raises(OSError, match="PPM as text is not read"):
+        open_image(tmp_path / "a.ppm")

@@ -166,10 +166,10 @@ def write_parquet(tmp_path, monkeypatch):
     """Writes columns to a parquet file; two rows are read at a time."""
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    monkeypatch.setattr(table, "CHUNK", 2)
+    monkeypatch.setattr(table, "BATCH", 2)
 
     def write(columns):
-        parquet.write_table(pyarrow.table(columns), tmp_path / "list.parquet")
+        parquet.write_table(pyarrow.table(columns), tmp_path / "list.parquet", compression="zstd")
         return tmp_path / "list.parquet"
 
     return write
@@ -206,3 +206,17 @@ def test_new_class_moves_at_most_one_other(tmp_path):
     before = split_classes(names, test_fraction=0.5, seed=0)
     after = split_classes([*names, "new"], test_fraction=0.5, seed=0)
     assert len((before ^ after) - {"new"}) <= 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"path": ["a" * 3000] * 20_000, "label": [1] * 20_000}, "its paths are more than a hundred times as long"),
+        ({"path": ["a", "b"], "label": ["c" * 50_000_000, "d"]}, "it unpacks to 50,[0-9,]* bytes: it is not opened"),
+        ({"path": ["a", "b"], "label": [[1], [2]]}, "expected texts or numbers in label, got list<"),
+    ],
+)
+def test_parquet_bomb_is_refused(write_parquet, monkeypatch, columns, message):
+    monkeypatch.setattr(table, "BATCH", 128)
+    with pytest.raises(ValueError, match=message):
+        table.load(write_parquet(columns))

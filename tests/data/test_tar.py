@@ -1,6 +1,7 @@
 """Images in tar files: listed and read without unpacking, streamed without loss or repetition."""
 
 import io
+import os
 import re
 import tarfile
 from collections.abc import Callable
@@ -183,3 +184,21 @@ def test_file_and_folder_names(shards: Path, tmp_path: Path) -> None:
         assert find_problems(images, decode=True) == []
     with pytest.raises(FileNotFoundError, match=r"expected file names that end in \.tar"):
         data.load("tar", (folder / "part-0.tar").rename(folder / "part-0.wds"))
+
+
+def test_shards_leave_no_descriptors_open(tmp_path: Path) -> None:
+    for number in range(70):
+        with tarfile.open(tmp_path / f"{number:02d}.tar", "w") as archive:
+            add(archive, "a.png", picture(number))
+            add(archive, "a.cls", f"kind {number % 4}".encode())
+    images, _ = data.load("tar", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert find_problems(images, decode=True) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pipe_among_shards_is_refused(shards: Path) -> None:
+    os.mkfifo(shards / "part-9.tar")
+    with pytest.raises(ValueError, match=r"part-9\.tar is a pipe or device: expected a file"):
+        data.load("tar", shards)
