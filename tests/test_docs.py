@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCKS = [
     (page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 ]
-COMMANDS = ["train", "embed", "evaluate", "export", "search", "browse", "datasets", "losses", "paper"]
+COMMANDS = ["train", "embed", "evaluate", "export", "search", "browse", "datasets", "losses", "paper", "doctor"]
 COMMANDS += [f"index {action}" for action in ("build", "add", "remove", "info")]
 
 

@@ -9,6 +9,7 @@ import tyro
 
 from proxygml.cli.browse import browse
 from proxygml.cli.display import messages, output
+from proxygml.cli.doctor import doctor
 from proxygml.cli.embeddings import embed, evaluate
 from proxygml.cli.export import export
 from proxygml.cli.index import index
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
                     "datasets": datasets,
                     "losses": losses,
                     "paper": paper,
+                    "doctor": doctor,
                 },
                 prog="proxygml",
                 description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",

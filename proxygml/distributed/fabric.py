@@ -33,9 +33,9 @@ def launch_fabric(
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
     nodes = int(os.environ["WORLD_SIZE"]) // devices if "LOCAL_WORLD_SIZE" in os.environ else nodes
     world_size = devices * nodes
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise lines from every process
     strategy: str | DDPStrategy = "auto"
     if world_size > 1:
-        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise a line from every process
         if "LOCAL_RANK" not in os.environ and not SLURMEnvironment.detect():
             if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
                 raise ValueError("several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md")
