@@ -37,7 +37,7 @@ METHODS = {
     "proxygml": Method("proxygml.module.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
     "semihard": Method(
         "pml.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
-        caveat="the library takes all semi-hard triplets; the quoted row is said to be TensorFlow's (variant nearest)",
+        caveat="the library takes all semi-hard triplets; the quoted row may be TensorFlow's (variant nearest)",
     ),
     "liftedstruct": Method(
         "pml.liftedstruct", "Lifted structure", "Oh Song et al., CVPR 2016", batches="balanced", unit_length=False
@@ -57,12 +57,12 @@ METHODS = {
     ),
     "damlrrm": Method(
         "damlrrm.DAMLRRMLoss", "DAMLRRM", "Xu et al., CVPR 2019", OURS, batches="two streams",
-        caveat="a reconstruction: of the paper only the abstract was at hand",
+        caveat="a reconstruction: only the abstract of the paper was available",
     ),
     "hdml": Method(
         "hdml.HDMLLoss", "Hardness-aware (N-pair)", "Zheng et al., CVPR 2019", OURS, batches="balanced",
         images_per_class=2, unit_length=False, network="batch-norm head",
-        caveat="that the quoted row is the N-pair form is from memory; one term is scaled to the size of the batch",
+        caveat="the quoted row is, from memory, the N-pair form; one term is scaled to the batch size",
     ),
     "softtriple": Method(
         "pml.softtriple", "SoftTriple", "Qian et al., ICCV 2019", learning_rate=3e-4,  # its centers start short
@@ -89,12 +89,12 @@ METHODS = {
     "arcface": Method("pml.arcface", "ArcFace", "Deng et al., CVPR 2019"),
     "l-softmax": Method(
         "pml.l_softmax", "Large-margin softmax", "Liu et al., ICML 2016", unit_length=False,
-        caveat="the weight of the plain cosine is where the authors' ends, from memory; theirs falls during training",
+        caveat="from memory, the plain cosine has the final weight of the authors, who decrease it during training",
     ),
     "subcenter-arcface": Method("pml.subcenter_arcface", "Sub-center ArcFace", "Deng et al., ECCV 2020"),
     "center": Method(
         "center.CenterLoss", "Center", "Wen et al., ECCV 2016", OURS, unit_length=False,
-        caveat="that the paper sums where this takes means is from memory",
+        caveat="the paper sums where this takes means, from memory",
     ),
 }  # fmt: skip
 

@@ -30,14 +30,14 @@ QUOTED = {  # by the paper, mostly from other papers: dimension, then NMI, R@1, 
     "proxygml, 384": (384, "68.4 65.2 76.4 84.3", "70.9 84.5 90.4 94.5", "90.1 77.9 90.0 96.0"),
     "proxygml": (512, "69.8 66.6 77.6 86.4", "72.4 85.5 91.8 95.3", "90.2 78.0 90.6 96.2"),
 }
-PAPER_ROWS = (*QUOTED, *VARIANTS, "proxy-anchor")  # those of Table 2, of the supplement, and ours with more links
-PAIRS = True  # are what the paper's claims are of
+PAPER_ROWS = (*QUOTED, *VARIANTS, "proxy-anchor")  # of Table 2, of the supplement, and ours with more links
+PAIRS = True  # the claims compare pairs of rows
 PAPERS_DATASETS = ("cub", "cars", "sop")
-COMPARABLE = dict.fromkeys(("sop", "omniglot-sop"), ("softtriple", "ms"))  # no better than these, the paper says
+COMPARABLE = dict.fromkeys(("sop", "omniglot-sop"), ("softtriple", "ms"))  # the paper claims no lead over these
 
 
 def alike(base: Recipe, loss: str) -> Recipe:
-    """A method in the setting that all share, as `--like fair`; ProxyGML as its preset has it, warm-up included.
+    """A method in the shared setting, as `--like fair`; ProxyGML keeps the warm-up of its preset.
 
     Where the base leaves the rate of the proxies to the loss, it leaves it to every loss.
     """
@@ -48,7 +48,7 @@ def alike(base: Recipe, loss: str) -> Recipe:
 
 
 def every_method(base: Recipe) -> dict[str, Recipe]:
-    """Every loss in the setting that all share; without hdc, which taps early stages too, where those are not run."""
+    """Every loss in the shared setting; no hdc with feature_crops, which do not run its early stages."""
     return {name: alike(base, name) for name in losses.METHODS if name != "hdc" or not base.feature_crops}
 
 
@@ -69,12 +69,12 @@ def variants(base: Recipe) -> dict[str, Recipe]:
 
 
 def dimension_of(name: str) -> int:
-    """Of the embeddings in the paper's row of a method; 512 where it has none."""
+    """Dimension of the embeddings in the paper's row of a method; 512 if there is none."""
     return int(QUOTED[name][0]) if name in QUOTED else 512
 
 
 def matched(name: str) -> str:
-    """The row of ProxyGML that has as many dimensions as a method."""
+    """The row of ProxyGML with the dimension of a method."""
     return next(ours for ours, dimension in OURS.items() if dimension == dimension_of(name))
 
 

@@ -12,10 +12,10 @@ from proxygml.training.recipe import Recipe
 
 IN_THE_PAPER = "Figure 1"
 METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
-EVERY_EPOCH = True  # is tested
-SECONDS = True  # are compared
-PAIRS = True  # are what the paper's claims are of
-NEARLY = 0.95  # of the highest Recall@1 that a run reaches
+EVERY_EPOCH = True
+SECONDS = True
+PAIRS = True
+NEARLY = 0.95  # fraction of a run's highest Recall@1
 
 
 def rows(base: Recipe) -> dict[str, Recipe]:
@@ -23,7 +23,7 @@ def rows(base: Recipe) -> dict[str, Recipe]:
 
 
 def time_to_converge(run: dict) -> dict:
-    """The point of the curve where Recall@1 first is nearly as high as it gets."""
+    """The first point of the curve with nearly the highest Recall@1."""
     highest = max(point["recall@1"] for point in run["curve"])
     return next(point for point in run["curve"] if point["recall@1"] >= NEARLY * highest)
 
@@ -58,9 +58,7 @@ def claims(results: Results, dataset: str) -> Claims:
     if "proxygml" not in results.rows:
         return {}
     ours = mean_seconds("proxygml")
-    others = [
-        name for name in METHODS if name in results.rows and name not in ("proxygml", "proxy-nca")
-    ]  # it is faster
+    others = [name for name in METHODS if name in results.rows and name not in ("proxygml", "proxy-nca")]
     return {
         f"ProxyGML converges faster than {name}": {
             "time": ("holds" if mean_seconds(name) > ours else "**does not hold**")

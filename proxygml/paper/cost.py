@@ -1,4 +1,4 @@
-"""What a step of each method costs in time and memory, beside ProxyGML's, measured one after another in one go."""
+"""Time and memory of a training step of each method relative to ProxyGML, measured one after another."""
 
 import math
 import resource
@@ -19,11 +19,11 @@ from proxygml.training.trainer import train
 
 IN_THE_PAPER = "supplement, Table 1"
 REMARK = (
-    "All methods have batches of the same size and the machine for themselves. Times to converge are of these runs, "
-    "those under convergence of others."
+    "All methods use the same batch size and nothing else runs. Times to converge are of these runs, "
+    "those in the section convergence of other runs."
 )
-EVERY_EPOCH = True  # is tested
-SECONDS = True  # are compared
+EVERY_EPOCH = True
+SECONDS = True
 MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
 PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
     "semihard": (0.48, 1.01, 4.90),
@@ -41,12 +41,12 @@ def rows(base: Recipe) -> dict[str, Recipe]:
 
 
 def measure(recipe: Recipe, folder: Path) -> dict:
-    """Seconds of a step, after the first epoch, and to convergence; and memory above that of the empty process."""
+    """Seconds of a step (after the first epoch), seconds to convergence, memory above that of an idle process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     run = train(recipe, folder)
     steps = [recipe.batch_size / entry["images_per_second"] for entry in run.log[1:] or run.log]
-    memory = run.log[0]["peak_memory_mb"] - (0 if torch.cuda.is_available() else before)  # before anything is scored
-    memory = max(memory, 0.1)  # a process that has trained before, as in the quick form, may not grow
+    memory = run.log[0]["peak_memory_mb"] - (0 if torch.cuda.is_available() else before)  # before scoring
+    memory = max(memory, 0.1)  # a process that trained before, as with --quick, may not grow
     return {
         "step_seconds": statistics.median(steps),
         "convergence_seconds": time_to_converge(summary(run))["seconds"],
@@ -55,7 +55,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
 
 
 def _ratio(results: Results, name: str, key: str) -> Range:
-    """Median over rounds, as a multiple of ProxyGML's, and half the distance between the extremes of several."""
+    """Median over rounds relative to ProxyGML, with half the range if there are several."""
     ours = statistics.median(run[key] for run in results.rows["proxygml"])
     multiples = [run[key] / ours for run in results.rows[name]]
     spread = (max(multiples) - min(multiples)) / 2 if len(multiples) > 1 else math.nan
@@ -84,7 +84,7 @@ def draw(results: Results, figure: Figure) -> None:
 
 def claims(results: Results, dataset: str) -> Claims:
     def judged(here: float, theirs: float) -> str:
-        """Whether a method takes more than ProxyGML, or less, as it does in the paper."""
+        """Whether a method takes more than ProxyGML, or less, as in the paper."""
         return ("holds in kind" if (here > 1) == (theirs > 1) else "**does not hold**") + f" (here {here:.2f} times)"
 
     return {

@@ -1,4 +1,4 @@
-"""What the figures of several experiments are made of."""
+"""Figures and tables that several experiments share."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from proxygml.paper.tables import Table
 
 
 def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
-    """A point for each name, from the top, with its interval; ProxyGML's in another color."""
+    """A point with an interval for each name, from the top; ProxyGML in another color."""
     for name, one in ranges.items():
         color = "#d73027" if name.lower().startswith("proxygml") else "#4575b4"
         axis.errorbar(one.mean, name, xerr=_half_width(one), fmt="o", color=color, markersize=5)
@@ -23,7 +23,7 @@ def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
 def draw_series(
     axis: Axes, results: Results, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
 ) -> None:
-    """A line for each series of rows by the number that they differ in; Recall@1 with its interval."""
+    """Recall@1 with intervals against the number that rows differ in; a line for each series."""
     series = list(series)
     for name, rows in series:
         there = {number: row for number, row in rows.items() if row in results.rows}
@@ -45,18 +45,18 @@ def draw_series(
 
 
 def scores_table(results: Results, what: str) -> Table:
-    """Recall@1 and NMI of every row, with their intervals, under the name of what the rows differ in."""
+    """Recall@1 and NMI of every row with intervals; `what` names the first column."""
     rows = [(row, *(str(results.range(row, metric)) for metric in ("recall@1", "nmi"))) for row in results.rows]
     return Table((what, "R@1", "NMI"), tuple(rows))
 
 
 def starred(name: str) -> str:
-    """The name of a row, with a star where it is a loss of which something is remembered or reconstructed."""
+    """The name of a row, with a star if its loss has a caveat."""
     return name + (" *" if caveat(name) else "")
 
 
 def caveat(name: str) -> str:
-    """What is remembered or reconstructed of a loss, if the row is named after one."""
+    """The caveat of the loss that the row is named after, if any."""
     return losses.METHODS[name].caveat if name in losses.METHODS else ""
 
 

@@ -35,7 +35,7 @@ class Task(Protocol):
     def result(self) -> dict: ...
 
 
-Started = tuple[Mapping[str, Task], type[Exception]]  # by name; and the error that `result` raises for a lost process
+Started = tuple[Mapping[str, Task], type[Exception]]  # tasks by name; the error that `result` raises for a lost process
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def on_this_machine(
     """`jobs` processes that share the cores; `alone`: a new process for each run."""
     threads = max(1, torch.get_num_threads() // jobs)
     tasks: dict[str, Future] = {}
-    with _new_pool(jobs, alone=alone) as pool:  # which waits for the thread that manages it, also where it is broken
+    with _new_pool(jobs, alone=alone) as pool:  # waits for its manager thread, even if it is broken
         try:
-            # Ctrl-C reaches them too: it waits until they have come to `_begin`.
+            # Ctrl-C reaches the workers too: wait until they have called `_begin`.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 for name, recipe in recipes.items():
@@ -86,10 +86,10 @@ def on_this_machine(
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield tasks, BrokenProcessPool
         except BaseException:
-            while not all(task.done() for task in tasks.values()):  # a pool that has lost a process ends them all
+            while not all(task.done() for task in tasks.values()):  # a pool that lost a process ends all others
                 for process in multiprocessing.active_children():
                     process.terminate()
-                    process.join()  # the folder is its own until it is gone
+                    process.join()  # it uses its folder until it has ended
             raise
 
 
@@ -97,7 +97,7 @@ def on_this_machine(
 def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Iterator[Started]:
     """The Ray cluster at RAY_ADDRESS, or a local one. A run that loses its worker resumes on another."""
     ray = library("ray", extra="cluster", user="--executor ray")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would send reports to its developers
     ray.init(logging_level="ERROR", log_to_driver=False)
     try:
         most = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
@@ -109,7 +109,7 @@ def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Itera
             tasks[name] = remote.remote(measure, recipe, work.resolve() / name, 1, Path.cwd()).future()
         yield tasks, ray.exceptions.RayError
     finally:
-        ray.shutdown()  # and what still runs
+        ray.shutdown()  # and its running tasks
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: 
     if here is not None:
         os.chdir(here)
     torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # some rows are settings that the loss warns of
+    warnings.simplefilter("ignore")  # the loss warns of the settings of some rows
     try:
         return measure(recipe, folder) | {"machine": machine()}
     except (ValueError, OSError) as error:
@@ -157,7 +157,7 @@ def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """In each process of this machine: an end without a word when the experiment is stopped."""
+    """In each process of this machine: end silently when the experiment is stopped."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_the_command, daemon=True).start()
@@ -165,5 +165,5 @@ def _begin() -> None:
 
 def _end_with_the_command() -> None:
     if (command := multiprocessing.parent_process()) is not None:
-        command.join()  # also where it was killed and could end nothing itself
+        command.join()  # even if it was killed and could not end its children
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What the pretrained network gives without training, and with a head trained on its features by the paper's recipe."""
+"""The pretrained network without training, and with a head trained on its features by the paper's recipe."""
 
 from matplotlib.figure import Figure
 
@@ -7,9 +7,9 @@ from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "not there; the floor under every other table"
+IN_THE_PAPER = "none; the lower bound for every other table"
 HEAD, FROZEN = "head on frozen features", "frozen network"
-PAPER = {  # the paper's recipe in full length, for a head of 512 on features of a frozen network
+PAPER = {  # the paper's full recipe for a head of 512 dimensions on features of a frozen network
     "keep_epoch": "last",
     "feature_crops": 8,
     "embedding_dim": 512,
@@ -33,12 +33,12 @@ PAPER = {  # the paper's recipe in full length, for a head of 512 on features of
 
 
 def rows(base: Recipe) -> dict[str, Recipe]:
-    """One run, which scores both; none where the network has no pretrained weights."""
+    """One run, which scores both; none if the network has no pretrained weights."""
     return {HEAD: base.changed({**PAPER, "baselines": True})} if base.weights else {}
 
 
 def references(runs: list[dict]) -> Results:
-    """The frozen network as a row of its own, before the head."""
+    """The frozen network as a separate row, before the head."""
     return Results.of([*({**run, "row": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
 
 

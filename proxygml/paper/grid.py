@@ -8,7 +8,7 @@ from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
-REMARK = "Where r C N is below N, all links go to proxies of the own class whatever r is: such cells are alike."
+REMARK = "If r C N is below N, all links go to proxies of the sample's class, whatever r is: these cells are equal."
 IN_THE_PAPER = "supplement, Figure 1"
 NUMBERS = (1, 4, 8, 12, 16)
 RATIOS = (0.01, 0.05, 0.1, 0.5, 1.0)

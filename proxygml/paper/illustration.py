@@ -1,4 +1,4 @@
-"""One sample, the proxies it is linked to and what they say of its class, before and after training."""
+"""One sample, its linked proxies and the resulting class probabilities, before and after training."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
 
 @torch.no_grad()
 def subgraph(model: nn.Module, loss: ProxyGMLLoss, recipe: Recipe, images: ImageList) -> dict[str, list]:
-    """Where the proxies lie that the sample is linked to, seen from it, and which are of its own class.
+    """Positions of the linked proxies relative to the sample, and which of them are of its class.
 
     The distance of a point from the origin is its true angle to the sample, in degrees; its direction is that of the
     two principal components of what is left of the linked proxies without the sample's own direction.
@@ -75,7 +75,7 @@ def subgraph(model: nn.Module, loss: ProxyGMLLoss, recipe: Recipe, images: Image
 
 
 def _propagated(sample: Tensor, loss: ProxyGMLLoss, linked: Tensor, names: tuple[str, ...], label: int) -> list[dict]:
-    """Eq. 2 to 6 for one sample (D,) with links (k,): of every class in its subgraph S, I, Z and P, highest Z first."""
+    """Eq. 2 to 6 for one sample (D,) with links (k,): S, I, Z and P of every class in its subgraph, highest Z first."""
     similarity = F.normalize(loss.proxies, dim=-1) @ sample  # (C, N), Eq. 2: S
     mask = torch.zeros_like(similarity).flatten().index_fill(0, linked, 1).view_as(similarity)  # (C, N): I
     scores = (similarity * mask).sum(dim=1)  # (C,), Eq. 5: Z
@@ -107,7 +107,7 @@ def table(results: Results, dataset: str) -> Table:
 
 
 def _angles(results: Results, when: str, own: bool) -> list[float]:
-    """From the sample to the proxies of its own class, or of others, that it is linked to, in all runs."""
+    """Angles from the sample to linked proxies of its class, or of other classes, in all runs."""
     return [
         math.hypot(*place)
         for run in results.rows["proxygml"]
@@ -140,7 +140,7 @@ def _draw_angles(axis: Axes, results: dict, farthest: float) -> None:
 
 
 def _draw_similarity(axis: Axes, classes: list[dict]) -> None:
-    """S of the proxies (columns) of classes (rows); a frame around those in the set I."""
+    """S of the proxies (columns) of classes (rows), with a frame around those in the set I."""
     axis.imshow([one["similarity"] for one in classes], cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     for row, one in enumerate(classes):
         for column in np.flatnonzero(one["linked"]):

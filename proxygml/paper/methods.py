@@ -1,4 +1,4 @@
-"""How each compared method is run: in ProxyGML's own setting (fair), and as its paper or released code did (native).
+"""Settings of each compared method: those of ProxyGML (fair), or those of its paper or released code (native).
 
 Values are those of the released code where there is one; `UNKNOWN` says what is remembered, chosen by us or left out.
 A run that its authors count in iterations has as many epochs as see the same number of images.
@@ -10,9 +10,9 @@ TRAINING_IMAGES = {"cub": 5864, "cars": 8054, "sop": 59551}
 
 
 def _random_crops(size: int) -> dict[str, object]:
-    """Crops of `size` pixels from 256 x 256: there the aspect of an image was lost, here that of a crop varies."""
-    share = (size / 256) ** 2
-    return {"image_size": size, "crop_scale": (share, share), "test_crop": size / 256}
+    """Crops of `size` pixels from 256 x 256: there images were stretched, here the aspect ratio of crops varies."""
+    area = (size / 256) ** 2
+    return {"image_size": size, "crop_scale": (area, area), "test_crop": size / 256}
 
 
 ADAM = {"optimizer": "adam", "adam_epsilon": 1e-8}
@@ -30,16 +30,16 @@ FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets,
 }
 
 UNKNOWN = {
-    "semihard": "the run of the supplement's timing: one random semi-hard triplet per anchor there, all of them here",
+    "semihard": "the supplement's timed run; one random semi-hard triplet per anchor in the original, all of them here",
     "liftedstruct": "dropout 0.4 before the last layer is left out; crops vary in aspect instead of the whole image",
-    "clustering": "gamma, its decay, optimizer and length are another implementation's: the paper's were not at hand",
+    "clustering": "gamma, its decay, optimizer and length are another implementation's: we did not have the paper's",
     "proxy-nca": "label smoothing of 0.1 and the narrow normal start of the last layer are left out",
-    "hdc": "the last layers learn ten times as fast there; batches from super-classes of SOP are left out",
+    "hdc": "the last layers learn ten times as fast in the original; batches from super-classes of SOP are left out",
     "htl": "optimizer, rate and the large batch are from memory",
-    "damlrrm": "a reconstruction: nothing of the authors' setting was at hand but GoogLeNet and 512 dimensions",
+    "damlrrm": "a reconstruction: of the authors' setting we know only GoogLeNet and 512 dimensions",
     "hdml": "512 dimensions as in the table, 128 or 256 in the code's defaults; on SOP the values of Cars196 are used",
     "softtriple": "two centers a class on SOP are from memory",
-    "margin": "its betas learn by Adam with the network, by SGD with momentum there",
+    "margin": "its betas learn by Adam with the network, by SGD with momentum in the original",
     "proxy-anchor": "clipping of gradients at 10 and the dropped last batch are left out",
     "n-pair": "the weights of its regularizer are those of HDML's code; all else as fair",
     **dict.fromkeys(
@@ -47,13 +47,13 @@ UNKNOWN = {
             *("contrastive", "triplet", "norm-softmax", "cosface", "am-softmax", "arcface", "l-softmax"),
             *("subcenter-arcface", "center"),
         ),
-        "no run on these datasets is known: its own constants, all else as fair",
+        "we know of no run on these datasets: its own constants, all else as fair",
     ),
 }
 
 
 def settings(loss: str, like: str, dataset: str) -> dict[str, object]:
-    """What a recipe for `dataset` changes to run `loss` "fair" or "native"."""
+    """Changes to a recipe for `dataset` that run `loss` "fair" or "native"."""
     if like == "fair":
         shared = {"loss": loss, "warmup": (), **FAIR.get(loss, {})}
         return shared if dataset in TRAINING_IMAGES else shared | {"proxy_learning_rate": None}
@@ -65,7 +65,7 @@ def settings(loss: str, like: str, dataset: str) -> dict[str, object]:
 
 
 def _epochs(dataset: str, iterations: int, batch_size: int) -> int:
-    """As many epochs as see the images of so many iterations."""
+    """Epochs that see as many images as this number of iterations."""
     return max(1, round(iterations * batch_size / TRAINING_IMAGES[dataset]))
 
 
@@ -90,7 +90,7 @@ def _clustering(dataset: str) -> dict[str, object]:
         "learning_rate": 1e-4,
         "decay": (),
         "epochs": epochs,
-        "loss_settings": (f"gamma_decay={0.94 ** (15 / epochs):.6f}",),  # by 0.94 fifteen times, every 500 iterations
+        "loss_settings": (f"gamma_decay={0.94 ** (15 / epochs):.6f}",),  # 0.94 fifteen times, every 500 iterations
     }
 
 

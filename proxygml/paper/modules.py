@@ -1,4 +1,4 @@
-"""What the positive mask, the mask softmax and the regularizer on proxies give, alone and together."""
+"""Gains from the positive mask, the mask softmax and the regularizer on proxies, alone and together."""
 
 from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ ROWS = {  # S^pos, M, L^p; NMI and Recall@1 of the paper, on Cars196
 
 
 def rows(base: Recipe) -> dict[str, Recipe]:
-    """Without L^p lambda is 0; on Stanford Online Products, where the paper has none, 0.3 otherwise."""
+    """Lambda is 0 without L^p, and 0.3 with it where the preset has none (Stanford Online Products)."""
     weight = base.proxy_weight or 0.3
     return {
         name: base.changed({"positive_mask": mask, "mask_softmax": softmax, "proxy_weight": weight if proxies else 0.0})

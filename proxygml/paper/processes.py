@@ -1,4 +1,4 @@
-"""The runs of an experiment, several at a time, each with its result as soon as it has ended."""
+"""Runs an experiment's recipes, several at a time, and yields each result as soon as it is known."""
 
 import shutil
 import time
@@ -21,13 +21,13 @@ def finished(
     progress: Callable[[int, str], None],
     alone: bool = False,
 ) -> Generator[tuple[str, dict], None, None]:
-    """What `measure(recipe, work / name)` gave for each recipe, by name, as soon as it is known.
+    """The result of `measure(recipe, work / name)` for each recipe, by name, as soon as it is known.
 
     `alone` gives each a new process. To close the generator ends them.
     """
     for data, recipe in {recipe.data: recipe for recipe in recipes.values()}.items():
         if data is not None:
-            build.load_images(recipe)  # what no run could read is said once, before any begins
+            build.load_images(recipe)  # data that no run can read is reported once, before the first run
     made_by = provenance() | executor.to_json()
     made_by["command"] = without_paths(str(made_by["command"]))
     epochs_done = 0
@@ -42,9 +42,9 @@ def finished(
                 try:
                     outcome = waiting.pop(name).result()
                 except lost as error:
-                    *_, last_line = str(error).strip().split("\n")  # of what may be a traceback from elsewhere
+                    *_, last_line = str(error).strip().split("\n")  # the message may be a traceback
                     outcome = {"failed": f"it ended without a result ({last_line})"}
-                if "failed" in outcome:  # the other runs go on
+                if "failed" in outcome:  # the other runs continue
                     failed.append(f"{recipe.loss} with seed {recipe.seed}: {outcome['failed']}")
                     continue
                 on = {"machine": outcome.pop("machine")}

@@ -1,4 +1,4 @@
-"""How many proxies a class needs, with few, half and all of them linked."""
+"""How many proxies a class needs, with a few, half or all of them linked."""
 
 from matplotlib.figure import Figure
 
@@ -13,7 +13,7 @@ RATIOS = (0.05, 0.5, 1.0)
 
 
 def named(number: int, ratio: float) -> str:
-    """The row with `number` proxies for each class and this ratio of them linked."""
+    """The row with `number` proxies per class and this ratio of linked proxies."""
     return f"N {number}, r {ratio:g}"
 
 
@@ -57,13 +57,13 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 def _steadier(results: Results, ratio: float, metric: str) -> Range:
-    """By how much less scores differ between numbers of proxies with r = 0.05 than with another ratio."""
+    """How much less scores vary with the number of proxies at r = 0.05 than at another ratio."""
     ours, theirs = (results.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
     return range_of([theirs[seed] - ours[seed] for seed in ours if seed in theirs])
 
 
 def best_of(results: Results, row: str, others: list[str]) -> dict[str, str]:
-    """Whether a row has the highest mean of some, by both measures."""
+    """Whether a row has the highest mean of these rows, by both measures."""
     verdicts = {}
     for column, metric in (("R@1", "recall@1"), ("NMI", "nmi")):
         best = max(others, key=lambda other: results.range(other, metric).mean)

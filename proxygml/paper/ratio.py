@@ -11,7 +11,7 @@ from proxygml.training.recipe import Recipe
 IN_THE_PAPER = "Figure 5"
 RATIOS = (0.01, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0)
 CLAIMED = 0.05
-PAIRS = True  # are what the paper's claims are of
+PAIRS = True
 NARROWING = "N 12, r from 1 to 0.05"  # ours, not the paper's
 FROM_ONE = {"ratio": CLAIMED, "start_ratio": 1.0}
 

@@ -21,7 +21,7 @@ CELLS["NMI"] = "nmi"
 
 
 def load_results(experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False) -> Results:
-    """What results/ holds of an experiment; a FileNotFoundError says how to make it.
+    """The results of an experiment in results/; without them, an error with the command to run.
 
     Runs of other settings than today's are left out; the fair protocol cannot check this.
     """
@@ -44,7 +44,7 @@ def protocol_file(folder: Path, experiment: str, dataset: str, protocol: str) ->
 def render(
     experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False
 ) -> tuple[Table, list[str]]:
-    """Draw the table (.md, .csv, .tex) and the figure (.png, .svg) of what is there; the table and its remarks."""
+    """Write the table (.md, .csv, .tex) and the figure (.png, .svg) of the finished runs; the table and its remarks."""
     module, results = find(experiment), load_results(experiment, dataset, protocol, folder, quick=quick)
     table, remarks = (
         full_table(experiment, results, dataset, folder),
@@ -59,7 +59,7 @@ def render(
     for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
         with atomic_write(path.with_suffix(ending)) as draft:
             draft.write_text(text)
-    with matplotlib.rc_context({"svg.hashsalt": experiment}):  # the same picture is the same file
+    with matplotlib.rc_context({"svg.hashsalt": experiment}):  # equal figures are equal files
         height = getattr(module, "HEIGHT", max(4.0, 0.28 * len(results.rows)))
         figure = Figure(figsize=(9, height), layout="constrained")
         module.draw(results, figure)
@@ -71,7 +71,7 @@ def render(
 
 
 def full_table(experiment: str, results: Results, dataset: str, folder: Path) -> Table:
-    """The table of an experiment, below what the network scores without training and with a head on its features."""
+    """The table of an experiment, after rows for the network without training and with a head on its features."""
     table = find(experiment).table(results, dataset)
     if experiment == "frozen" or not any(column in CELLS for column in table.columns):
         return table
@@ -90,12 +90,12 @@ def full_table(experiment: str, results: Results, dataset: str, folder: Path) ->
 
 
 def caveats(results: Results) -> list[str]:
-    """A line for each loss in a table that is reconstructed or partly from memory."""
+    """A line for each loss in a table that has a caveat."""
     return [f"* {name}: {caveat(name)}" for name in results.rows if caveat(name)]
 
 
 def mixed_times(module: ModuleType, results: Results) -> list[str]:
-    """A line where times in a table do not compare, because its runs were made in different ways."""
+    """A line if the times in a table do not compare because its runs were made in different ways."""
     if not hasattr(module, "SECONDS"):
         return []
     made_by = [run["made_by"] for runs in results.rows.values() for run in runs]
@@ -111,7 +111,7 @@ def missing_rows(experiment: str, dataset: str, protocol: str, results: Results,
 
 
 def claims(experiment: str, dataset: str, results: Results, missing: list[str]) -> Claims:
-    """The paper's claims with a verdict each; none while rows that they need are missing."""
+    """The paper's claims with verdicts; none while rows that they need are missing."""
     module = find(experiment)
     return {} if missing and not hasattr(module, "PAIRS") else module.claims(results, dataset)
 
@@ -124,7 +124,7 @@ def claims_table(judged: Claims) -> Table:
 
 
 def made(experiment: str, folder: Path) -> list[tuple[str, str]]:
-    """The datasets and protocols of which results/ holds something."""
+    """The datasets and protocols with results of an experiment."""
     return [
         (dataset, protocol)
         for dataset in SETTINGS
@@ -134,7 +134,7 @@ def made(experiment: str, folder: Path) -> list[tuple[str, str]]:
 
 
 def _chosen(experiment: str, dataset: str, results: Results, folder: Path, quick: bool) -> str:
-    """What the fair protocol's trials chose for each row."""
+    """The settings that the fair protocol chose for each row."""
     rows = rows_to_tune(experiment, base_recipe(dataset, "", quick))
     tried = load_runs(results_file(folder, "tuning", dataset))
     trials = {name: own for name in results.rows if (own := trials_of(tried, name, rows[name]))}

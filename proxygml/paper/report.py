@@ -42,13 +42,13 @@ commits.
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment on a dataset by a protocol, as far as it is run."""
+    """The finished runs of an experiment on a dataset by a protocol."""
 
     experiment: str
     dataset: str
     protocol: str
     results: Results
-    missing: list[str]  # rows of the paper that have no run yet
+    missing: list[str]  # rows of the paper without a run
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Section:
         return [run for same in self.results.rows.values() for run in same]
 
     def file(self, ending: str) -> str:
-        """A file of the section as the page links to it."""
+        """Link from the page to a file of the section."""
         path = protocol_file(Path("../results"), self.experiment, self.dataset, self.protocol)
         return path.with_suffix(ending).as_posix()
 
@@ -183,7 +183,7 @@ def _notes(sections: Iterable[Section]) -> str:
 
 
 def _runs(sections: Sequence[Section]) -> str:
-    """Where the numbers come from."""
+    """Runs, seeds, hours and commits behind each section."""
     if not sections:
         return ""
     rows = []

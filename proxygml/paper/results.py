@@ -18,20 +18,20 @@ from proxygml.files import CHECKSUM, atomic_write, locked, one_line, parse_json,
 from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe
 
-METRICS = {"R@1": "recall@1", "NMI": "nmi"}  # the paper's two measures, by their columns
+METRICS = {"R@1": "recall@1", "NMI": "nmi"}  # the paper's two measures
 NO_INFLUENCE = frozenset(
     ["data", "device", "workers", "devices", "nodes", "shard", "timeout", "cache", "cache_gigabytes"]
-)  # on scores
+)
 
 
 def settings_of(recipe: Recipe) -> dict[str, object]:
-    """The settings that decide the scores of a run, without defaults: a new setting changes no fingerprint."""
+    """The settings that determine a run's scores, without defaults: a new setting changes no fingerprint."""
     default = asdict(Recipe())
     settings = {
         name: value for name, value in asdict(recipe).items() if name not in NO_INFLUENCE and value != default[name]
     }
     settings["proxy_learning_rate"] = own_rate(recipe)
-    if recipe.keep_epoch == "last":  # scores of earlier epochs choose nothing
+    if recipe.keep_epoch == "last":  # scores of earlier epochs do not choose the network
         settings.pop("tested_epochs", None)
     if recipe.loss != "proxygml":  # all settings of ProxyGML are in the recipe
         settings["loss_defaults"] = losses.defaults(recipe.loss)
@@ -39,7 +39,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Hash of the settings that decide the scores of a run."""
+    """Hash of the settings that determine a run's scores."""
     return hashlib.sha256(json.dumps(settings_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""On what the paper's experiments are run: its own three datasets, and smaller forms for a machine without a GPU."""
+"""The settings that experiments run in: the paper's three datasets, and smaller ones for machines without a GPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,18 @@ from proxygml.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs on a dataset share, and how it stands to the paper."""
+    """What all runs in a setting share, and how it differs from the paper."""
 
     recipe: Recipe
     about: str
-    folder: str | None = None  # what its data is called in a folder of datasets; None: it needs none
-    minutes: float = 1.0  # that a run takes on one core, before any has been made
+    folder: str | None = None  # name of its data in the folder of datasets; None: it needs none
+    minutes: float = 1.0  # estimated time of a run on one core, before the first run
 
 
 SMALL_NETWORK = GLYPHS.changed({"classes": 100, "embedding_dim": 512, "proxies_per_class": 12, "epochs": 12})
-# The settings of photos are spelled out: a preset that is tuned must not make their finished runs worthless.
+# These do not build on presets: tuning a preset must not invalidate finished runs.
 HEAD = Recipe(
-    skip_broken=True,  # 15 photos of Cars196 are missing in the copy at hand
+    skip_broken=True,  # our copy of Cars196 lacks 15 photos
     held_out=0.0,
     baselines=False,
     crop_scale=(0.08, 1.0),
@@ -45,7 +45,7 @@ SMALL = HEAD.changed(
 )
 ABOUT_HEAD = (
     "EfficientNet-Lite0 stays as pretrained; a linear head of 512 dimensions learns on its features of eight random "
-    "crops per image, by the paper's recipe in full length (50 epochs). The last epoch is scored"
+    "crops per image, by the paper's full recipe (50 epochs). The last epoch is scored"
 )
 ABOUT_SMALL = (
     "pretrained EfficientNet-Lite0, trained as a whole at 112 pixels for 6 epochs with a cosine schedule. The last "
@@ -66,7 +66,7 @@ SOP_LIKE = SMALL_NETWORK.changed(
         "adam_epsilon": 1e-2,
         "recall_at": (1, 10, 100),
         "epochs": 20,
-        "learning_rate": 5e-3,  # of 5e-4, 2e-3 and 5e-3 the best on held-out training classes
+        "learning_rate": 5e-3,  # best of 5e-4, 2e-3 and 5e-3 on held-out training classes
     }
 )
 
@@ -84,7 +84,7 @@ SETTINGS = {
     "cub-small": Setting(SMALL.changed({"dataset": "cub"}), f"CUB-200-2011: {ABOUT_SMALL}", "CUB_200_2011", 10),
     "omniglot-sop": Setting(
         SOP_LIKE,
-        "in place of Stanford Online Products, whose photos are not to be had here: the whole of Omniglot, 964 "
+        "in place of Stanford Online Products, whose photos we do not have: all of Omniglot, 964 "
         "handwritten characters to train on and 659 others to test on, 5 drawings of each, 28 pixels, a small network "
         "from random weights, with the paper's settings for SOP (N = 1, no regularizer). The last epoch is scored",
         "omniglot28.npz",
@@ -104,18 +104,18 @@ SETTINGS = {
     "sop": Setting(PRESETS["paper-sop"][1], "the paper's own setting, for a GPU", "Stanford_Online_Products"),
 }
 
-QUICK = {"classes": 24, "epochs": 2, "embedding_dim": 24}  # does everything work?
+QUICK = {"classes": 24, "epochs": 2, "embedding_dim": 24}  # a quick check
 
 
 def find_setting(dataset: str) -> Setting:
-    """What runs on a dataset share; an unknown name is an error that lists the known ones."""
+    """The setting of this name; an unknown name is an error that lists the known ones."""
     if dataset not in SETTINGS:
         raise ValueError(f"expected a dataset among {', '.join(SETTINGS)}, got {dataset!r}")
     return SETTINGS[dataset]
 
 
 def base_recipe(dataset: str, data: str | None, quick: bool) -> Recipe:
-    """The recipe that every run on a dataset starts from; `data` is its folder, or one that holds it by its name."""
+    """The recipe that every run in a setting starts from; `data` is the dataset's folder, or its parent folder."""
     setting = find_setting(dataset)
     if setting.folder is not None:
         if data is None:

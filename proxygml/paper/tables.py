@@ -1,4 +1,4 @@
-"""A table of words, as Markdown, CSV and LaTeX."""
+"""A table as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def to_markdown(self) -> str:
-        """As GitHub shows it; numbers stand to the right of the first column."""
+        """For GitHub; all columns but the first are right-aligned."""
         header, *rows = (" | ".join(map(_for_markdown, line)) for line in (self.columns, *self.rows))
         rule = "|".join(["---", *["---:"] * (len(self.columns) - 1)])
         return f"| {header} |\n|{rule}|\n" + "".join(f"| {row} |\n" for row in rows)
@@ -26,7 +26,7 @@ class Table:
         return text.getvalue()
 
     def to_latex(self) -> str:
-        """A tabular of the package booktabs."""
+        """A tabular for the package booktabs."""
         lines = [" & ".join(map(_for_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
         shape = "l" + "r" * (len(self.columns) - 1)
         body = "\n".join([lines[0], r"\midrule", *lines[1:]])
@@ -42,10 +42,10 @@ def _for_latex(text: str) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """A cell that stays one: no other column, no other line, no tag of HTML."""
+    """Escape what would end a cell or start a line or an HTML tag."""
     return " ".join(text.replace("|", r"\|").replace("<", "&lt;").split("\n"))
 
 
 def _for_csv(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula; numbers with a sign are none."""
+    """Escape what a spreadsheet would take for a formula; signed numbers are none."""
     return f"'{text}" if re.match(r"[=@\t\r]|[+-][^\d.\s]", text) else text

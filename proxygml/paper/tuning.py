@@ -1,4 +1,4 @@
-"""The fair protocol's first half: the settings of every row, chosen on held-out training classes, equal trials for all.
+"""The first half of the fair protocol: choose the settings of every row on held-out training classes, by equal trials.
 
 Trials are kept in results/tuning/DATASET.json, from which the search goes on where it stopped: the settings of a trial
 follow from the trials before it alone.
@@ -17,8 +17,8 @@ from proxygml.training.recipe import Recipe, parse_settings
 
 TRIALS = 8
 HELD_OUT = {"held_out": 0.25, "tested_epochs": (), "test": False, "seed": 0}
-RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # as multiples of the row's own
-OWN = {  # the setting of each loss that is searched beside its rates, from and to
+RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # multiples of the row's own rates
+OWN = {  # range of each loss's own searched setting
     "proxygml": ("ratio", 0.05, 1.0),
     "semihard": ("margin", 0.05, 0.5),
     "liftedstruct": ("margin", 0.5, 2.0),
@@ -53,14 +53,14 @@ def tuned(
     trials: int = TRIALS,
     finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
 ) -> dict[str, Recipe]:
-    """Each row, or `only` these, with those of its settings that gave the highest MAP@R on held-out training classes.
+    """Each row, or `only` these, with the settings that gave the highest MAP@R on held-out training classes.
 
     `finish(recipes by fingerprint, note)` yields the result of each run as soon as it has ended.
     """
-    _optuna()  # whoever lacks it learns so before the first trial
+    _optuna()  # if it is missing, fail before the first trial
     path = results_file(results, "tuning", dataset)
     tried = load_runs(path)
-    compared = {recipe.ratio for recipe in rows.values()}  # where rows differ in it, it is what the experiment is about
+    compared = {recipe.ratio for recipe in rows.values()}  # if rows differ in it, the experiment is about it
     rows = chosen(rows, only)
     searched = {name: space(recipe, fixed=len(compared) > 1) for name, recipe in rows.items()}
     for number in range(trials):
@@ -93,12 +93,12 @@ def best(trials: list[dict]) -> dict[str, float]:
 
 
 def chosen(rows: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recipe]:
-    """These rows, or all where none is named."""
+    """These rows, or all if none is named."""
     return {name: recipe for name, recipe in rows.items() if not only or name in only}
 
 
 def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
-    """What is searched for a row, from and to; `fixed` leaves ProxyGML's ratio alone."""
+    """Ranges to search for a row; `fixed` leaves ProxyGML's ratio alone."""
     if recipe.loss not in OWN or (recipe.loss == "proxygml" and fixed):
         return RATES
     name, lowest, highest = OWN[recipe.loss]
@@ -106,7 +106,7 @@ def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
 
 
 def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before: list[dict]) -> dict[str, float]:
-    """The settings of a row's next trial, after those before it; the first is the row as it is."""
+    """The settings of a row's next trial, given those before it; the first trial is the row unchanged."""
     if not before:
         return {}
     optuna = _optuna()
@@ -122,7 +122,7 @@ def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before:
 
 
 def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """A row as settings of a trial; none where one of them is no number within what is searched."""
+    """A row as settings of a trial; None if one of them is outside the searched ranges."""
     own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
     settings: dict[str, float] = {}
     for name, (low, high) in searched.items():
