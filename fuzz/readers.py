@@ -21,7 +21,6 @@ from proxygml.data.cache import shrink
 from proxygml.data.check import find_problems
 from proxygml.data.images import Augmentation, Crops
 from proxygml.embeddings import Embeddings
-from proxygml.export.runtime import read_description
 from proxygml.paper.results import Results, known_runs, load_runs
 from proxygml.retrieval import Index
 from proxygml.training.run import Run
@@ -120,11 +119,6 @@ def write_tree(given: bytes, folder: Path) -> None:
             put(path, b"")
 
 
-def write_description(given: bytes, folder: Path) -> None:
-    put(folder / "model.onnx", b"network")
-    put(folder / "model.onnx.json", given)
-
-
 # Readers
 
 
@@ -205,8 +199,5 @@ READERS: dict[str, Reader] = {
     "recipe": Reader(seeds.recipes, files("recipe.json"), lambda folder: Run(folder).recipe),
     "run": Reader(seeds.runs, files("scores.json", "log.jsonl"), read_run),
     "results": Reader(seeds.results, files("modules/glyphs.json"), read_results),
-    "description": Reader(
-        seeds.descriptions, write_description, lambda folder: read_description(folder / "model.onnx", "onnx")
-    ),
     "index": Reader(seeds.indices, files("items.sqlite"), read_index),
 }

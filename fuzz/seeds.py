@@ -1,6 +1,5 @@
 """Inputs that every reader takes: what damaged ones are made of."""
 
-import hashlib
 import io
 import json
 import tarfile
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 
 from proxygml.embeddings import Embeddings
-from proxygml.export.runtime import Description
 from proxygml.retrieval import Index
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
@@ -182,12 +180,6 @@ def pictures() -> list[bytes]:
     formats += [picture("JPEG", exif=file), picture("TIFF", exif=file), picture("PNG", exif=file)]
     formats += [picture("TIFF", compression="tiff_lzw"), picture("JPEG", "CMYK", progressive=True)]
     return [b"R" + each for each in formats] + [b"C" + formats[0]]
-
-
-def descriptions() -> list[bytes]:
-    known = {"format": "onnx", "sha256": hashlib.sha256(b"network").hexdigest(), "model": "x", "image_size": 32}
-    known |= {"crop_fraction": 0.875, "embedding_dim": 8, "unit_length": True, "compared_with": "images"}
-    return [Description(**known, largest_difference=1e-6, recipe=json.loads(Recipe().to_json())).to_json().encode()]
 
 
 def results() -> list[bytes]:

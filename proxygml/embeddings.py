@@ -131,7 +131,7 @@ def embed(
 
     With several processes, all call this; `process` = (rank, world size) embeds its part, and all return the whole.
     """
-    import torch  # here: exported networks run without torch
+    import torch  # slow to import, and only needed here
     from torch.utils.data import DataLoader, Subset
 
     from proxygml.distributed.collectives import gather_rows

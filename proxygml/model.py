@@ -51,7 +51,9 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     elif (path / "recipe.json").is_file():
         kind = "run"
     elif path.is_file():
-        kind = "export" if path.suffix in (".onnx", ".safetensors", ".pt2") else "embeddings"
+        kind = "export" if path.suffix == ".onnx" else "embeddings"
+    elif (path / "model.onnx").is_file():
+        kind = "export"
     elif path.is_dir():
         kind = "images"
     if kind is not None and kind in expected:

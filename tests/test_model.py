@@ -166,7 +166,7 @@ def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
         (["browse", "LOCATION", "--no-open", "--port", "0"], ("run", "embeddings", "index")),
         (["index", "build", "LOCATION", "--out", "new"], ("embeddings", "images", "index", "run")),
         (["embed", "LOCATION", "--out", "new.npz"], ("run",)),
-        (["export", "LOCATION", "--out", "new"], ("run",)),
+        (["export", "LOCATION", "new"], ("run",)),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -1,5 +1,7 @@
 """A photo has one vector, whichever way it comes in."""
 
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,3 +90,10 @@ def test_tar(expected: dict, trained_run: Run, photos: Path, tmp_path: Path) -> 
             archive.add(tmp_path / "label.cls", f"{name.partition('.')[0]}.cls")
     names, vectors = zip(*vectors_of(trained_run, "tar", tmp_path / "photos.tar"), strict=True)
     assert_equal(expected, np.stack(vectors), [name.partition("@")[0] for name in names])
+
+
+def test_exported_script(expected: dict, exported_folder: Path, photos: Path, tmp_path: Path) -> None:
+    script = [sys.executable, exported_folder / "embed.py", *NAMES, "--out", tmp_path / "vectors.npz"]
+    subprocess.run(script, cwd=photos, check=True)
+    embeddings = Embeddings.load(tmp_path / "vectors.npz")
+    assert_equal(expected, embeddings.vectors, embeddings.paths.tolist(), atol=1e-4)

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -12,17 +12,15 @@ from proxygml.distributed.launch import is_first_process, join_processes
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
-    from proxygml.export.runtime import OnnxModel
     from proxygml.model import Model
 
 Split = Literal["test", "train", "all"]
 
 
 def embed(
-    run: Annotated[Path | None, tyro.conf.Positional] = None,
+    run: Annotated[Path, tyro.conf.Positional],
     *,
     out: Path,
-    model: Path | None = None,
     split: Split | None = None,
     dataset: str | None = None,
     data: Path | None = None,
@@ -33,60 +31,38 @@ def embed(
     Args:
         run: Folder of a trained run.
         out: The .npz to write.
-        model: Instead of a run, the model.onnx written by `proxygml export`; needs no torch.
         split: The test or the training half of the dataset, or all of it [default: all of your own --data, otherwise
             test].
         dataset: Another dataset than the run's own.
-        data: Folder of that dataset. Without --dataset, for --model or a run on glyphs: a folder of images, one folder
-            per class.
+        data: Folder of that dataset. Without --dataset, for a run on glyphs: a folder of images, one folder per class.
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
-    if (run is None) == (model is None):
-        raise ValueError(f"expected the folder of a run or --model model.onnx, got {'both' if run else 'neither'}")
     with resume_hint(lambda: "the same command starts again"):
-        embedder = _load_run(run) if run is not None else _load_onnx(cast(Path, model))
-        if data is not None and (model is not None or embedder.recipe.dataset == "glyphs"):
+        from proxygml.model import Model
+
+        model = Model(run)
+        join_processes()
+        if data is not None and model.recipe.dataset == "glyphs":
             dataset = dataset or "folder"
         changes: dict[str, object] = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
         changes |= {"data": str(data)} if data is not None else {}
         changes |= {"skip_broken": True} if skip_broken else {}
         with show_progress() as progress:
-            result = _embed(embedder, changes, split, progress)
+            result = _embed(model, changes, split, progress)
         if not is_first_process():
             return
         result.save(out)
     output.print(f"{len(result)} vectors of {result.dim} dimensions in {out}")
 
 
-def _load_run(run: Path) -> "Model | OnnxModel":
-    from proxygml.model import Model
-
-    model = Model(run)
-    join_processes()
-    return model
-
-
-def _load_onnx(path: Path) -> "Model | OnnxModel":
-    from proxygml.export.runtime import OnnxModel
-
-    return OnnxModel.load(path)
-
-
-def _embed(model: "Model | OnnxModel", changes: dict, split: Split | None, progress: Report) -> "Embeddings":
-    """Embeddings of the run's images, after changes of its recipe; without torch for an OnnxModel."""
-    from proxygml import data
+def _embed(model: "Model", changes: dict, split: Split | None, progress: Report) -> "Embeddings":
+    """Embeddings of the run's images, after changes of its recipe."""
     from proxygml.data.readable import readable_images
     from proxygml.embeddings import concatenate
+    from proxygml.training.build import load_images
 
     recipe = model.recipe.changed(changes)
-    train, test = data.load(
-        recipe.dataset,
-        recipe.data,
-        size=recipe.image_size,
-        classes=recipe.classes,
-        max_class_size=recipe.max_class_size,
-        test_fraction=recipe.test_fraction,
-    )
+    train, test = load_images(recipe)
     own = "data" in changes and changes["data"] is not None and recipe.dataset in ("folder", "table", "tar")
     results = []
     for images in {"train": (train,), "test": (test,), "all": (train, test)}[split or ("all" if own else "test")]:

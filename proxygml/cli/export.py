@@ -1,7 +1,7 @@
 """proxygml export."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -10,25 +10,26 @@ from proxygml.cli.display import output, show_progress
 
 def export(
     run: Annotated[Path, tyro.conf.Positional],
-    out: Path,
-    format: Literal["onnx", "safetensors", "torch-export"] = "onnx",
+    out: Annotated[Path, tyro.conf.Positional],
+    data: Path | None = None,
 ) -> None:
-    """Export the trained network of a run, with a JSON file that describes how to prepare images.
+    """Export the trained network of a run to a folder that works without proxygml and PyTorch.
 
-    The file is compared with PyTorch on test images of the run; one that differs by more than 0.0001 is discarded.
-    `proxygml embed --model model.onnx` needs no torch.
+    It contains the network as ONNX and a Python script that turns image files into vectors with numpy, Pillow and
+    onnxruntime. The network is compared with PyTorch on test images of the run; an export that differs by more than
+    0.0001 is discarded.
 
     Args:
         run: Folder of a trained run.
-        out: The file to write (.onnx, .safetensors or .pt2), or a folder for it.
-        format: ONNX with its weights, the weights alone, or a program of torch.export.
+        out: The folder to write: new, empty, or an earlier export.
+        data: Where the run's images are now, if they have moved.
     """
     from proxygml.export.write import export_run
     from proxygml.model import Model
 
     with show_progress() as progress:
-        path, description = export_run(Model(run).run, out, format, progress=progress)
+        settings = export_run(Model(run).run, out, data=data, progress=progress)
     output.print(
-        f"{path}, described in {path.name}.json: largest difference from PyTorch {description.largest_difference:.1e} "
-        f"on {description.compared_with}"
+        f"{out}: largest difference from PyTorch {settings['largest_difference']:.1e} on {settings['compared_with']}. "
+        f"Usage: {out / 'README.md'}"
     )

@@ -30,7 +30,7 @@ ROTATIONS = {  # to upright
 Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels
 
 
-def open_image(file: Path | IO[bytes]) -> Image.Image:
+def open_image(file: str | Path | IO[bytes]) -> Image.Image:
     """The image in a file of one of FORMATS, opened but not yet decoded."""
     if isinstance(file, Path) and not stat.S_ISREG(file.stat().st_mode):
         raise OSError(f"{file} is not a regular file")  # opening a pipe would block

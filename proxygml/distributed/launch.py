@@ -25,7 +25,7 @@ def is_first_process() -> bool:
 def join_processes() -> None:
     """Connect the processes that torchrun has started, without Fabric."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        import torch.distributed as dist  # here: exported networks run without torch
+        import torch.distributed as dist  # slow to import, and only needed here
 
         dist.init_process_group()  # gloo for the CPU, nccl for GPUs
 

@@ -1,98 +1,114 @@
-"""Export the trained network of a run as ONNX, safetensors or a torch.export program.
+"""Export the trained network of a run: a folder with the network as ONNX and a script that needs no PyTorch.
 
-The network normalizes pixels itself: its input is decoded images (B, 3, H, W). Every exported file is compared with the
-original network before it is saved.
+The network normalizes pixels itself: its input is decoded images (B, 3, H, W). It is compared with the original before
+it is saved.
 """
 
+import json
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from proxygml.backbones import load_weights
-from proxygml.export import runtime
-from proxygml.export.runtime import INPUT, OUTPUT, Description
-from proxygml.files import atomic_write
+from proxygml.data import decoding
+from proxygml.files import atomic_write, one_line
 from proxygml.optional import library
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Run
+from proxygml.training.run import Progress, Run, no_progress
+from proxygml.version import __version__
 
+INPUT, OUTPUT = "images", "embeddings"
 MAX_DIFFERENCE = 1e-4  # for unit embeddings
 COMPARED_IMAGES = 32
 MAX_ONNX_BYTES = 2**31 - 2**24  # an ONNX file is limited to 2 GB; the graph takes some of it
+SCRIPT = Path(__file__).with_name("embed.py")
+PREPARATION = (
+    "rotate the image upright according to its EXIF orientation",
+    "convert it to 8-bit RGB, with transparency on white",
+    "crop the center square with a side of crop_fraction times the shorter side",
+    "resize it to image_size x image_size: bilinear with antialiasing (Pillow's BILINEAR)",
+    "pass it as uint8, channels first; the network itself normalizes and orders the channels",
+)
+README = """\
+# A network that turns images into vectors
+```
+pip install numpy pillow onnxruntime
+python embed.py photo.jpg                        # prints the vector: {dim} numbers
+python embed.py photos/*.jpg --out vectors.npz   # vectors, paths, labels (folder names)
+```
+{comparison}
+
+- `model.onnx`: the network. Input `images`: uint8 (B, 3, {size}, {size}), RGB. Output `embeddings`: float32 (B, {dim}).
+- `preprocessing.json`: size, crop and steps that prepare an image; id of the network.
+- `decoding.py`, `embed.py`: the steps in Python, exactly as in training. `from embed import embed` works too.
+
+Large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size. Other decoders give slightly different vectors: use one.
+Written by proxygml {version}.
+"""
 
 Network = Callable[[Tensor], Tensor]  # images uint8 (B, 3, H, W) -> embeddings (B, D)
 
 
-def export_run(
-    run: Run, out: Path, format: str = "onnx", *, progress: Callable[[str, int, int, str], None] | None = None
-) -> tuple[Path, Description]:
-    """Export the trained network of a run; returns the path of the file and its description.
+def export_run(run: Run, out: Path, *, data: Path | None = None, progress: Progress = no_progress) -> dict:
+    """Write a run's network to a folder that works without this package and PyTorch; returns its preprocessing.json.
 
-    `out` is the file, or a folder for model.onnx, model.safetensors or model.pt2. If the embeddings differ from the
-    run's by more than MAX_DIFFERENCE, a ValueError is raised and nothing is written.
+    `data` is where the run's images are, if they have moved. If the embeddings differ from the run's by more than
+    MAX_DIFFERENCE, a ValueError is raised and nothing is written.
     """
-    progress = progress or (lambda *_: None)
-    if format not in FORMATS:
-        raise ValueError(f"expected a format among {', '.join(FORMATS)}, got {format!r}")
-    path, (_, write, read, libraries) = _output_path(Path(out), format), FORMATS[format]
-    for name in libraries:
-        library(name, extra="export", user=f"export as {format}")
-    recipe = run.recipe
+    out, recipe = Path(out), run.recipe
+    if out.exists() and not (out.is_dir() and ((out / "preprocessing.json").exists() or not any(out.iterdir()))):
+        raise ValueError(f"expected a new or empty folder, or an earlier export, got {out}")
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        library(name, extra="export", user="export")
     model = build.load_model(run)
     progress("exporting", 0, 1, "")
-    pixels, source = _comparison_images(recipe)  # (n, 3, H, W)
-    with atomic_write(runtime.description_path(path)) as description_file, atomic_write(path) as temporary:
+    pixels, source = _comparison_images(recipe if data is None else recipe.changed({"data": str(data)}))  # (n, 3, H, W)
+    with atomic_write(out / "preprocessing.json") as settings_file, atomic_write(out / "model.onnx") as network_file:
         try:
             with _quiet():
-                write(model, temporary, torch.from_numpy(pixels[:2]))
+                _write_onnx(model, network_file, torch.from_numpy(pixels[:2]))
         except (OSError, MemoryError):
             raise
         except Exception as error:  # exporters raise many types of errors, with pages of text
             cause = error.__cause__ or error  # torch.onnx wraps it in advice to its developers
-            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-            raise ValueError(f"{recipe.backbone} cannot be exported as {format}: {reason}") from error
+            reason = one_line((str(cause).strip() or type(cause).__name__).splitlines()[0])
+            raise ValueError(f"{recipe.backbone} cannot be exported: {reason}") from error
         progress("exporting", 1, 1, "")
         progress("comparing", 0, 1, "")
-        difference = largest_difference(read(temporary, recipe), model, torch.from_numpy(pixels))
+        difference = largest_difference(_read_onnx(network_file), model, torch.from_numpy(pixels))
         progress("comparing", 1, 1, "")
         if not difference <= MAX_DIFFERENCE:
             raise ValueError(
-                f"{recipe.backbone} exported as {format} differs from PyTorch by {difference:.1e} on {source}, more "
-                f"than {MAX_DIFFERENCE:.0e}: nothing was written, use another format"
+                f"{recipe.backbone} as ONNX differs from PyTorch by {difference:.1e} on {source}, more than "
+                f"{MAX_DIFFERENCE:.0e}: nothing was written"
             )
-        description = Description(
-            format=format,
-            sha256=runtime.file_hash(temporary),
-            model=run.model_id,
-            image_size=recipe.image_size,
-            crop_fraction=recipe.test_crop,
-            embedding_dim=recipe.embedding_dim,
-            unit_length=getattr(model, "normalize", False),
-            compared_with=source,
-            largest_difference=difference,
-            recipe=asdict(recipe),
-        )
-        description_file.write_text(description.to_json(), encoding="utf-8")
-    return path, description
-
-
-def load_network(path: Path) -> nn.Module:
-    """The network that `export_run` wrote as safetensors, in evaluation mode.
-
-    It is rebuilt from the recipe in its JSON; a backbone hf:NAME needs that model again.
-    """
-    description = runtime.read_description(path, "safetensors")
-    return _read_safetensors(path, Recipe().changed(description.recipe))
+        settings = {
+            "image_size": recipe.image_size,
+            "crop_fraction": recipe.test_crop,
+            "preparation": PREPARATION,
+            "embedding_dim": recipe.embedding_dim,
+            "unit_length": getattr(model, "normalize", False),
+            "model": run.model_id,
+            "compared_with": source,
+            "largest_difference": difference,
+            "proxygml": __version__,
+        }
+        settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    comparison = f"Compared with PyTorch on {source}: the largest difference is {difference:.1e}."
+    if settings["unit_length"]:
+        comparison += " Vectors have unit length: a dot product is a cosine."
+    text = README.format(dim=recipe.embedding_dim, size=recipe.image_size, comparison=comparison, version=__version__)
+    (out / "README.md").write_text(text, encoding="utf-8")
+    for script in (SCRIPT, Path(decoding.__file__)):
+        shutil.copyfile(script, out / script.name)
+    return settings
 
 
 def _comparison_images(recipe: Recipe) -> tuple[np.ndarray, str]:
@@ -113,7 +129,7 @@ def _comparison_images(recipe: Recipe) -> tuple[np.ndarray, str]:
         return np.stack(pixels), f"{len(pixels)} test images of the run"
     shape = (COMPARED_IMAGES, 3, recipe.image_size, recipe.image_size)
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read"
+    return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read (--data)"
 
 
 @torch.no_grad()
@@ -129,26 +145,12 @@ def largest_difference(network: Network, model: nn.Module, images: Tensor) -> fl
     return torch.cat([batch, single]).abs().max().item()
 
 
-def _output_path(out: Path, format: str) -> Path:
-    suffix = FORMATS[format].suffix
-    if out.suffix == suffix and not out.is_dir():
-        return out
-    if out.is_file() or out.suffix in {other.suffix for other in FORMATS.values()}:
-        raise ValueError(f"expected a folder or a {suffix} file for the format {format}, got {out}")
-    return out / f"model{suffix}"
-
-
-def _trace(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """The network as a program for any batch size."""
-    return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-
-
 def _write_onnx(model: nn.Module, path: Path, example: Tensor) -> None:
     size = sum(tensor.nbytes for tensor in model.state_dict().values())
     if size > MAX_ONNX_BYTES:
-        raise ValueError(f"its weights take {size / 2**30:.1f} GB, the limit of ONNX is 2 GB: use safetensors")
+        raise ValueError(f"its weights take {size / 2**30:.1f} GB, the limit of ONNX is 2 GB")
     program = torch.onnx.export(
-        _trace(model, example),
+        torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)),
         dynamo=True,
         input_names=[INPUT],
         output_names=[OUTPUT],
@@ -158,35 +160,15 @@ def _write_onnx(model: nn.Module, path: Path, example: Tensor) -> None:
     program.save(path, external_data=False)  # type: ignore[union-attr]  # None only without dynamo
 
 
-def _read_onnx(path: Path, recipe: Recipe) -> Network:
-    session = runtime.open_session(path)
+def _read_onnx(path: Path) -> Network:
+    onnxruntime = library("onnxruntime", extra="export", user="export")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
-
-
-def _write_safetensors(model: nn.Module, path: Path, example: Tensor) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path, {"format": "pt"})
-
-
-def _read_safetensors(path: Path, recipe: Recipe) -> nn.Module:
-    model = build.build_model(recipe)
-    loaded = load_weights(model, path)
-    for names, problem in ((loaded.missing, "lacks"), (loaded.unexpected, "has the additional")):
-        if names:
-            raise ValueError(f"{path} does not fit {recipe.backbone}: it {problem} tensors {', '.join(names[:3])}")
-    return model.eval()
-
-
-def _write_program(model: nn.Module, path: Path, example: Tensor) -> None:
-    torch.export.save(_trace(model, example), path)
-
-
-def _read_program(path: Path, recipe: Recipe) -> nn.Module:
-    return torch.export.load(path).module()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the exporters' warnings and logs; the comparison shows whether an export is right."""
+    """Hides the exporter's warnings and logs; the comparison shows whether an export is right."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -196,19 +178,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-class Format(NamedTuple):
-    """File suffix, writer, reader and optional libraries of a format."""
-
-    suffix: str
-    write: Callable[[nn.Module, Path, Tensor], None]
-    read: Callable[[Path, Recipe], Network]
-    libraries: tuple[str, ...] = ()
-
-
-FORMATS = {
-    "onnx": Format(".onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "safetensors": Format(".safetensors", _write_safetensors, _read_safetensors),
-    "torch-export": Format(".pt2", _write_program, _read_program),
-}
