@@ -15,7 +15,7 @@ from PIL.Image import Transpose
 
 # The first bytes decide, not the name. Other formats run programs: EPS starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "MPO", "TIFF", "GIF", "BMP", "PPM", "AVIF", "JPEG2000")
-MAX_PIXELS = 200_000_000  # the largest photos of phones; up to 0.8 GB in memory, a JPEG less
+MAX_PIXELS = 200_000_000  # the largest photos of phones; up to 1.6 GB in memory, a JPEG less
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS  # Pillow warns above it; its own limit is 89 million
 ORIENTATION = 0x0112  # EXIF tag
 ROTATIONS = {  # to upright
@@ -80,9 +80,9 @@ def resize(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
 
 
 def _to_resizable(image: Image.Image) -> Image.Image:
-    """The first frame as RGB or RGBA; 16-bit, 32-bit and float images unchanged."""
+    """The first frame as RGB, RGBA or LA; 16-bit, 32-bit and float images unchanged."""
     mode = "RGBA" if image.has_transparency_data else "RGB"
-    return image if image.mode in (mode, "I", "F") or image.mode.startswith("I;16") else image.convert(mode)
+    return image if image.mode in (mode, "LA", "I", "F") or image.mode.startswith("I;16") else image.convert(mode)
 
 
 def _to_rgb(small: Image.Image, image: Image.Image) -> Image.Image:
@@ -92,11 +92,11 @@ def _to_rgb(small: Image.Image, image: Image.Image) -> Image.Image:
     """
     if small.mode == "RGB":
         return small
-    if small.mode == "RGBA":
-        return Image.alpha_composite(Image.new("RGBA", small.size, "white"), small).convert("RGB")
-    top = 65535
+    if small.mode in ("RGBA", "LA"):
+        return Image.alpha_composite(Image.new("RGBA", small.size, "white"), small.convert("RGBA")).convert("RGB")
+    gray, top = np.asarray(small, np.float32), 65535
     if small.mode == "F":
-        highest = np.fmax.reduce(np.asarray(image), axis=None)  # ignores NaN
+        highest = np.fmax(image.getextrema()[1], np.fmax.reduce(gray, axis=None))  # NaN only in an image of NaN
         top = next((limit for limit in (1, 255) if highest <= limit), top)
-    gray = np.nan_to_num(np.asarray(small, np.float32)) * (255 / top)
+    gray = np.nan_to_num(gray) * (255 / top)
     return Image.fromarray(gray.round().clip(0, 255).astype(np.uint8)).convert("RGB")
