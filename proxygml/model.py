@@ -20,7 +20,7 @@ from proxygml.data import ImageList, open_image
 from proxygml.data.check import Problem, find_problems
 from proxygml.data.folder import list_images
 from proxygml.data.images import Crops, FeatureCrops
-from proxygml.data.splits import image_list
+from proxygml.data.splits import Split, image_list
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import AnyIndex, Index, is_url, open_index
 from proxygml.retrieval.contents import build_lock, erase
@@ -31,6 +31,8 @@ from proxygml.training.run import Progress, Run, no_progress
 
 BLOCK = 1024  # images that are embedded and stored at a time: at most these are lost by Ctrl-C
 MAX_NAMED = 20  # unreadable images that are reported by name
+SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
+NAMES = {"train": "training", "test": "test", "all": "training or test"}
 Kind = Literal["run", "embeddings", "index", "export", "images"]
 KINDS: dict[Kind, str] = {
     "run": "the folder of a run",
@@ -67,17 +69,23 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
 
 
 class Model:
-    """The trained network of a run, loaded at its first use, on the recipe's device if this machine has it.
+    """The trained network of a run, loaded at its first use, on `device`.
 
-    Embedding leaves torch's random state unchanged.
+    By default, that is the recipe's device if this machine has it, or else the CPU. `data` is the folder of the run's
+    images if they have moved. Embedding leaves torch's random state unchanged.
     """
 
-    def __init__(self, run: Run | str | Path) -> None:
+    def __init__(self, run: Run | str | Path, *, device: str | None = None, data: str | Path | None = None) -> None:
         if not isinstance(run, Run):
             kind_of(run, ("run",))
-            run = Run.open(Path(run))
+            run = Run.open(run)
         self.run, self.recipe = run, run.recipe
-        self.device = _choose_device(self.recipe.device)
+        if data is not None:
+            self.recipe = self.recipe.changed({"data": str(data)})
+        found = build.find_device(device or self.recipe.device)
+        if found is None and device is not None:
+            raise ValueError(f"device {device} is not available: use --device cpu or auto")
+        self.device = found or torch.device("cpu")
         self._lock = threading.Lock()
 
     @cached_property
@@ -88,6 +96,11 @@ class Model:
     def network(self) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):  # weights are first drawn, then replaced
             return build.load_model(self.run).to(self.device)
+
+    def load_images(self) -> dict[str, ImageList]:
+        """The run's images by split: train and test."""
+        build.require_data(self.recipe, self.run.folder)
+        return dict(zip(("train", "test"), build.load_images(self.recipe), strict=True))
 
     def encode(self, images: Sequence[Path | Image.Image]) -> np.ndarray:
         """Vectors (M, D) of images, given as files or opened; a file that cannot be read is an error.
@@ -137,13 +150,6 @@ class Model:
                 process=(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1),
                 progress=progress,
             )
-
-
-def _choose_device(name: str) -> torch.device:
-    for kind, available in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
-        if available and name in ("auto", kind):
-            return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
-    return torch.device("cpu")
 
 
 @dataclass
@@ -213,19 +219,29 @@ def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progr
         new = index.add(replace(result, paths=paths))
         added.new += new
         added.existing += len(paths) - new  # another process has added them
-    progress("embedding", len(images), len(images), "")
+    if len(images):
+        progress("embedding", len(images), len(images), "")
     if added.skipped > MAX_NAMED:
         progress("skipped", 0, 0, f"{added.skipped - MAX_NAMED:,} more images that cannot be read")
     return added
 
 
 def open_vectors(
-    location: str | Path, *, split: str = "test", data: Path | None = None, progress: Progress = no_progress
+    location: str | Path,
+    *,
+    split: Split = "all",
+    data: Path | None = None,
+    device: str | None = None,
+    progress: Progress = no_progress,
 ) -> Embeddings | AnyIndex:
-    """The embeddings in an .npz, an index, or the index of a run's images (`data`: their folder if they have moved)."""
+    """The embeddings in an .npz, an index, or those of a run's images.
+
+    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `device` embeds them.
+    """
     match kind_of(location, ("run", "embeddings", "index")):
         case "run":
-            return run_index(Model(location), split, data=data, progress=progress)
+            parts = list(run_parts(Model(location, data=data, device=device), split, progress=progress).values())
+            return parts[0] if len(parts) == 1 else embeddings.concatenate([read_all(index) for index in parts])
         case "embeddings":
             return Embeddings.load(Path(location))
         case _:
@@ -241,9 +257,18 @@ def read_all(source: Embeddings | AnyIndex) -> Embeddings:
     return embeddings.concatenate(list(source.blocks()))
 
 
-def run_index(
-    model: Model, split: str = "test", *, data: Path | None = None, progress: Progress = no_progress
-) -> Index:
+def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_progress) -> dict[str, Index]:
+    """The indexes of a run's training images, test images or both; their sizes are reported."""
+    parts = {part: run_index(model, part, progress=progress) for part in SPLITS[split]}
+    counts = " and ".join(f"{len(index):,} {NAMES[part]} images" for part, index in parts.items())
+    progress(str(model.run.folder), 0, 0, counts)
+    parts = {part: index for part, index in parts.items() if len(index)}
+    if not parts:
+        raise ValueError(f"{model.run.folder} has no {NAMES[split]} images: choose another --split")
+    return parts
+
+
+def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> Index:
     """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
 
     If the folder cannot be written, the index is in memory.
@@ -257,8 +282,7 @@ def run_index(
         if index.model == model_id and index.metadata.get("complete") == "yes":
             return index
         index.close()
-    recipe = model.recipe if data is None else model.recipe.changed({"data": str(data)})
-    images = build.load_images(recipe)[0 if split == "train" else 1]
+    images = model.load_images()[split]
     with ExitStack() as stack:
         try:
             stack.enter_context(build_lock(folder))

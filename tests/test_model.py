@@ -219,7 +219,17 @@ class TestRun:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         run_command(capsys, "embed", tmp_path / "run", "--out", tmp_path / "test.npz")
         test = Embeddings.load(tmp_path / "test.npz")
-        command = ["search", tmp_path / "run", "--vectors", tmp_path / "test.npz", "-n", "4", "--json"]
+        command = [
+            "search",
+            tmp_path / "run",
+            "--vectors",
+            tmp_path / "test.npz",
+            "-n",
+            "4",
+            "--split",
+            "test",
+            "--json",
+        ]
         found = json.loads(run_command(capsys, *command))
         assert len(found) == len(test.vectors)
         _, distances = neighbors(test.vectors, test.vectors, count=4)
@@ -231,14 +241,48 @@ class TestRun:
         monkeypatch.setattr(model.Model, "embed", None)
         assert json.loads(run_command(capsys, *command)) == found
 
+    def test_search_in_all_images(self, trained_run: Run, tmp_path: Path, capsys) -> None:
+        shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
+        train, test = build.load_images(trained_run.recipe)
+        train.open(0).save(tmp_path / "query.png")
+        main(["search", str(tmp_path / "run"), "--image", str(tmp_path / "query.png"), "-n", "1", "--json"])
+        shown = capsys.readouterr()
+        ((hit,),) = [entry["hits"] for entry in json.loads(shown.out)]
+        assert hit["path"] == train.paths[0]
+        assert f"{tmp_path / 'run'}: {len(train)} training images and {len(test)} test images" in shown.err
+
+    def test_run_without_test_images(self, trained_run: Run, photos: Path, tmp_path: Path, monkeypatch) -> None:
+        run = Run.open(shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*")))
+        (photos / "loose.png").unlink()
+        monkeypatch.chdir(photos.parent)
+        changes = {"dataset": "folder", "data": photos.name, "classes": None, "test_fraction": 0, "held_out": 0}
+        run.write_recipe(run.recipe.changed(changes))
+        monkeypatch.chdir("/")
+        whole = model.open_vectors(run.folder)
+        assert len(whole) == len(build.load_images(run.recipe)[0])
+        with pytest.raises(ValueError, match="run has no test images: choose another --split"):
+            model.open_vectors(run.folder, split="test")
+        photos.rename(photos.with_name("moved"))
+        assert len(model.open_vectors(run.folder)) == len(whole)  # they are cached
+        error = f"the images of {run.folder} are not in {photos}: name their folder with --data"
+        with pytest.raises(FileNotFoundError, match=re.escape(error)):
+            model.Model(run).load_images()
+        assert len(model.Model(run, data=photos.with_name("moved")).load_images()["train"]) == len(whole)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+    def test_device(self, trained_run: Run) -> None:
+        assert model.Model(trained_run, device="auto").device.type == "cpu"
+        with pytest.raises(ValueError, match="device cuda is not available: use --device cpu or auto"):
+            model.Model(trained_run, device="cuda")
+
     def test_changed_network_is_embedded_again(self, trained_run: Run, tmp_path: Path) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        before = model.open_vectors(tmp_path / "run")
+        before = model.open_vectors(tmp_path / "run", split="test")
         run = Run.open(tmp_path / "run")
         state = run.load_best()
         state["model"] = {name: value * 1.5 for name, value in state["model"].items()}
         run.save_best(state)
-        after = model.open_vectors(tmp_path / "run")
+        after = model.open_vectors(tmp_path / "run", split="test")
         assert before.model != after.model == run.model_id
         assert len(after) > 0
 
@@ -253,19 +297,19 @@ class TestRun:
     def test_linked_index_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
         (sent / "index").symlink_to(tmp_path / "mine")
         with pytest.raises(ValueError, match="run/index is a link: remove it, and the index is built again"):
-            model.open_vectors(sent)
+            model.open_vectors(sent, split="test")
         assert {path.name for path in (tmp_path / "mine").iterdir()} == {"items.sqlite", "photo.jpg"}
 
     def test_stale_index_with_other_files_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
         (tmp_path / "mine").rename(sent / "index")
         with pytest.raises(FileExistsError, match=r"run/index/photo.jpg does not belong to an index, .* elsewhere"):
-            model.open_vectors(sent)
+            model.open_vectors(sent, split="test")
         (sent / "index" / "photo.jpg").rename(tmp_path / "photo.jpg")
-        assert len(model.open_vectors(sent))
+        assert len(model.open_vectors(sent, split="test"))
 
     def test_interrupted_cache_is_completed(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        whole = model.open_vectors(tmp_path / "run")
+        whole = model.open_vectors(tmp_path / "run", split="test")
         count = len(whole)
         whole.remove(next(whole.blocks()).paths[:5])
         whole.set_metadata("complete", "no")
@@ -276,7 +320,7 @@ class TestRun:
             return embed(self, images)
 
         monkeypatch.setattr(model.Model, "embed", counted)
-        assert (len(model.open_vectors(tmp_path / "run")), embedded) == (count, [5])
+        assert (len(model.open_vectors(tmp_path / "run", split="test")), embedded) == (count, [5])
 
 
 class TestVectors:

@@ -5,32 +5,36 @@ import threading
 import webbrowser
 from html import escape
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from proxygml.cli.display import messages, output, show_progress
+from proxygml.data.splits import Split
+from proxygml.training.recipe import Device
 
 
 def browse(
     space: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
-    split: Literal["test", "train"] = "test",
+    split: Split = "all",
     data: Path | None = None,
+    device: Device | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
     open: bool = True,
 ) -> None:
     """Browse an embedding space on a local web page: neighbors, errors, confused classes, and a map with the proxies.
 
-    `proxygml browse runs/small` embeds the run's test images once, caches them in its folder and opens the page.
+    `proxygml browse runs/small` embeds the run's images once, caches them in its folder and opens the page.
     `proxygml browse vectors.npz --data PHOTOS` shows your own features, with the images at its paths below that folder.
     Select or upload an image, and click a neighbor to continue from there; ? on the page lists the keys. Ctrl-C ends
     the server. No data leaves this machine.
 
     Args:
         space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
-        split: Test or training images of a run; the proxies belong to the training classes.
+        split: Training images, test images or all images of a run; the proxies belong to the training classes.
         data: Folder of the images, if they have moved.
+        device: Accelerator that embeds images [default: the run's, if this machine has it].
         host: Address to listen on; on any other than 127.0.0.1, everyone with the printed address (it contains a token)
             can see the images.
         port: Port to listen on; 0 takes a free one.
@@ -47,7 +51,7 @@ def browse(
     # Listen first: embedding may take minutes.
     with listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="proxygml-") as folder:
         with show_progress() as progress:
-            opened = open_space(space, split=split, data=data, progress=progress)
+            opened = open_space(space, split=split, data=data, device=device, progress=progress)
         name = f"[{host}]" if ":" in host else host
         token = None if host in LOOPBACK else new_token()
         address = f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else "")

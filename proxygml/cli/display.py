@@ -67,6 +67,8 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
             f"{scored['images']} images of {scored['classes']} classes never seen in training; "
             f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training"
         )
+    if recipe.test and "trained" not in scores:
+        output.print("no test score: --test-fraction 0 leaves no classes to test on")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
     for picture, what in [

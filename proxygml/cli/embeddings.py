@@ -2,19 +2,19 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from proxygml.cli.display import Report, output, show_progress, show_scores
 from proxygml.cli.stopping import resume_hint
+from proxygml.data.splits import Split
 from proxygml.distributed.launch import is_first_process, join_processes
+from proxygml.training.recipe import Device
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model
-
-Split = Literal["test", "train", "all"]
 
 
 def embed(
@@ -24,6 +24,7 @@ def embed(
     split: Split | None = None,
     dataset: str | None = None,
     data: Path | None = None,
+    device: Device | None = None,
     skip_broken: bool = False,
 ) -> None:
     """Embed images with the network of a run, and write vectors, labels and paths to one .npz.
@@ -34,13 +35,15 @@ def embed(
         split: The test or the training half of the dataset, or all of it [default: all of your own --data, otherwise
             test].
         dataset: Another dataset than the run's own.
-        data: Folder of that dataset. Without --dataset, for a run on glyphs: a folder of images, one folder per class.
+        data: Folder of that dataset, or of the run's own, if it has moved. Without --dataset, for a run on glyphs: a
+            folder of images, one folder per class.
+        device: Accelerator that embeds images [default: the run's, if this machine has it].
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
     with resume_hint(lambda: "the same command starts again"):
         from proxygml.model import Model
 
-        model = Model(run)
+        model = Model(run, device=device)
         join_processes()
         if data is not None and model.recipe.dataset == "glyphs":
             dataset = dataset or "folder"
@@ -62,10 +65,14 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Report)
     from proxygml.training.build import load_images
 
     recipe = model.recipe.changed(changes)
-    train, test = load_images(recipe)
+    both = load_images(recipe) if changes.get("data") else tuple(model.load_images().values())
     own = "data" in changes and changes["data"] is not None and recipe.dataset in ("folder", "table", "tar")
+    split = split or ("all" if own else "test")
+    parts = [images for part, images in zip(("train", "test"), both, strict=True) if split in (part, "all")]
+    if not any(map(len, parts)):
+        raise ValueError(f"{model.run.folder} has no {split} images: choose another --split")
     results = []
-    for images in {"train": (train,), "test": (test,), "all": (train, test)}[split or ("all" if own else "test")]:
+    for images in filter(len, parts):
         checking = partial(progress, "checking images", note="")
         readable = readable_images(images, skip_broken=recipe.skip_broken, progress=checking)
         if len(readable) < len(images):
@@ -77,6 +84,9 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Report)
 def evaluate(
     embeddings: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
     gallery: str | None = None,
+    split: Split = "test",
+    data: Path | None = None,
+    device: Device | None = None,
     recall_at: tuple[int, ...] = (1, 2, 4, 8),
     cluster: bool = True,
     seed: int = 0,
@@ -88,6 +98,9 @@ def evaluate(
         embeddings: An .npz with `vectors` (M, D) and `labels` (M,), from `proxygml embed` or your own; a run (its test
             images); or an index.
         gallery: Other vectors to search in; without it, each vector is searched among all others.
+        split: The images of a run: only classes of its test images are new to it.
+        data: Folder of the run's images, if they have moved.
+        device: Accelerator that embeds images [default: the run's, if this machine has it].
         recall_at: The n of Recall@n.
         cluster: Also cluster the vectors and report NMI.
         seed: Of the clustering.
@@ -97,8 +110,11 @@ def evaluate(
     from proxygml.model import open_vectors, read_all
 
     with show_progress() as progress:
-        queries = read_all(open_vectors(embeddings, progress=progress))
-        searched = None if gallery is None else read_all(open_vectors(gallery, progress=progress))
+
+        def read(location: str) -> "Embeddings":
+            return read_all(open_vectors(location, split=split, data=data, device=device, progress=progress))
+
+        queries, searched = read(embeddings), None if gallery is None else read(gallery)
         scores = score(
             queries.vectors,
             queries.labels,

@@ -10,6 +10,7 @@ import tyro
 
 from proxygml.cli.display import output, show_progress
 from proxygml.cli.stopping import resume_hint
+from proxygml.data.splits import Split
 
 if TYPE_CHECKING:
     from proxygml.data import ImageList
@@ -160,7 +161,7 @@ def index(
 
 
 def _open_source(
-    source: str | None, model: "Model | None", dataset: str | None, data: Path | None, split: str
+    source: str | None, model: "Model | None", dataset: str | None, data: Path | None, split: Split
 ) -> "Source":
     from proxygml.data import load
     from proxygml.model import images_below, kind_of, open_vectors

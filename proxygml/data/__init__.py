@@ -114,7 +114,7 @@ def load(
         options = {"test_fraction": test_fraction} if name in ("folder", "table", "tar") else {}
         both = module.load(Path(root), **options)
         if classes is not None:
-            fewest = min(len(images.class_names) for images in both)
+            fewest = min(len(images.class_names) for images in both if len(images))
             if not 2 <= classes <= fewest:
                 raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
             both = tuple(images.select_classes(range(classes)) for images in both)

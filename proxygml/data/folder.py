@@ -29,7 +29,9 @@ def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[Imag
         return train, test
     paths, classes = list_images(root)
     test_classes = split_classes(classes, test_fraction=test_fraction, seed=seed)
-    return split_images(paths, classes, [name in test_classes for name in classes], root=root)
+    return split_images(
+        paths, classes, [name in test_classes for name in classes], root=root, no_test=test_fraction == 0
+    )
 
 
 def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:

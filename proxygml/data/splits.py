@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from proxygml.data import ImageList
 from proxygml.data.names import Names
 
+Split = Literal["train", "test", "all"]
 Class = TypeVar("Class", str, int)  # a name or an id
 
 
@@ -43,10 +44,11 @@ def split_images(
     *,
     root: Path,
     class_names: Mapping[Class, str] | None = None,
+    no_test: bool = False,
 ) -> tuple[ImageList, ImageList]:
-    """Training images and test images, each made by `image_list`."""
+    """Training images and test images, each made by `image_list`; `no_test` allows none to test on."""
     tests = sum(is_test)
-    if not 0 < tests < len(paths):
+    if tests == len(paths) or not (tests or no_test):
         raise ValueError(
             f"{root}: expected training images and test images, got {len(paths) - tests} and {tests}: "
             "the list is truncated or has only one split"
@@ -60,13 +62,17 @@ def split_images(
 
 
 def split_classes(names: Iterable[str], *, test_fraction: float, seed: int) -> set[str]:
-    """The test classes: `test_fraction` of the classes, at least one, leaving at least one for training.
+    """The test classes: `test_fraction` of the classes, at least one, leaving at least one for training; none for 0.
 
     They are the first by a hash of seed and name, so a new class moves at most one other to the other side.
     """
     names = set(names)
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"expected test_fraction between 0 and 1, got {test_fraction}: 0.5 tests on half the classes")
+    if not 0 <= test_fraction < 1:
+        raise ValueError(
+            f"expected test_fraction from 0 to below 1, got {test_fraction}: 0.5 tests on half the classes"
+        )
+    if test_fraction == 0:
+        return set()
     if len(names) < 2:
         raise ValueError(f"expected at least 2 classes to divide into train and test, got {len(names)}")
     count = min(max(round(test_fraction * len(names)), 1), len(names) - 1)

@@ -56,7 +56,7 @@ def load(
     if not is_test:
         test_classes = split_classes(interned, test_fraction=test_fraction, seed=seed)
         is_test = [name in test_classes for name in classes]
-    return split_images(paths, classes, is_test, root=root)
+    return split_images(paths, classes, is_test, root=root, no_test=test_fraction == 0)
 
 
 def _reject_duplicates(paths: Names, rows: Sequence[int], hashes: np.ndarray, file_name: str) -> None:

@@ -50,7 +50,9 @@ def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[Imag
     if not classes:
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(SUFFIXES)}")
     test_classes = split_classes(interned, test_fraction=test_fraction, seed=seed)
-    train, test = split_images(paths, classes, [name in test_classes for name in classes], root=folder)
+    train, test = split_images(
+        paths, classes, [name in test_classes for name in classes], root=folder, no_test=test_fraction == 0
+    )
     return replace(train, open_file=open_member), replace(test, open_file=open_member)
 
 

@@ -20,7 +20,6 @@ from proxygml.data import decoding
 from proxygml.files import atomic_write, one_line
 from proxygml.optional import library
 from proxygml.training import build
-from proxygml.training.recipe import Recipe
 from proxygml.training.run import Progress, Run, no_progress
 from proxygml.version import __version__
 
@@ -69,7 +68,7 @@ def export_run(run: Run, out: Path, *, data: Path | None = None, progress: Progr
         library(name, extra="export", user="export")
     model = build.load_model(run)
     progress("exporting", 0, 1, "")
-    pixels, source = _comparison_images(recipe if data is None else recipe.changed({"data": str(data)}))  # (n, 3, H, W)
+    pixels, source = _comparison_images(run, data, progress)  # (n, 3, H, W)
     with atomic_write(out / "preprocessing.json") as settings_file, atomic_write(out / "model.onnx") as network_file:
         try:
             with _quiet():
@@ -111,14 +110,17 @@ def export_run(run: Run, out: Path, *, data: Path | None = None, progress: Progr
     return settings
 
 
-def _comparison_images(recipe: Recipe) -> tuple[np.ndarray, str]:
-    """Images uint8 (n, 3, H, W) spread over the test set, and a phrase for them; noise if they cannot be read."""
-    pixels = []
+def _comparison_images(run: Run, data: Path | None, progress: Progress) -> tuple[np.ndarray, str]:
+    """Images uint8 (n, 3, H, W) of the run, and a phrase for them; noise, with a message, if they cannot be read."""
+    recipe, pixels, kind = run.recipe, [], "test"
     try:
-        _, images = build.load_images(recipe)
+        train, images = build.load_run_images(run, data)
+        if not len(images):
+            images, kind = train, "training"
         crops = build.test_crops(recipe, images)
         indices = np.unique(np.linspace(0, len(images) - 1, COMPARED_IMAGES).astype(int))
-    except (OSError, ValueError, ModuleNotFoundError):
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        progress("comparing on noise", 0, 0, one_line(error))
         indices = np.empty(0, int)
     for index in indices:
         try:
@@ -126,7 +128,7 @@ def _comparison_images(recipe: Recipe) -> tuple[np.ndarray, str]:
         except Exception:  # decoders raise any type of error on damaged files
             continue
     if len(pixels) >= 2:
-        return np.stack(pixels), f"{len(pixels)} test images of the run"
+        return np.stack(pixels), f"{len(pixels)} {kind} images of the run"
     shape = (COMPARED_IMAGES, 3, recipe.image_size, recipe.image_size)
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read (--data)"

@@ -9,32 +9,38 @@ import numpy as np
 from PIL import Image
 
 from proxygml.data import ImageList, open_image
-from proxygml.embeddings import Embeddings
-from proxygml.model import Model, item_name, kind_of, open_vectors, read_all
+from proxygml.data.splits import Split
+from proxygml.embeddings import Embeddings, concatenate
+from proxygml.model import Model, item_name, kind_of, open_vectors, read_all, run_parts
+from proxygml.retrieval import Index
 from proxygml.server.space import Proxies, Space
-from proxygml.training import build
 from proxygml.training.run import Progress
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
+SPLIT_NAMES = {"train": "training", "test": "test", "all": "all"}
 OpenImage = Callable[[int], Image.Image]
 
 
-def open_space(location: str, *, split: str, data: Path | None, progress: Progress) -> Space:
+def open_space(
+    location: str, *, split: Split = "all", data: Path | None, device: str | None = None, progress: Progress
+) -> Space:
     """A run, an .npz or an index; `data` is the folder of its images if they have moved."""
-    source = open_vectors(location, split=split, data=data, progress=progress)
-    embeddings, path = read_all(source), Path(location)
+    path = Path(location)
     model: Model | None = None
-    if isinstance(source, Embeddings):  # perhaps by someone else, who must not choose which files are shown
-        roots = [Path(), path.parent] if data is None else [data]
-        open_one = _open_files(embeddings.paths, roots, confined=True)
-        return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
-    if kind_of(location) == "run":
-        name, model = f"{path.resolve().name}, {'training' if split == 'train' else 'test'} images", Model(path)
-        images = _load_images(model, split, data)
-        embeddings, open_one = _open_listed(embeddings, images, Path(source.metadata["root"]))
-    else:  # queries are embedded by the network that an index may contain
-        folder = source.model_folder()
-        name, model = source.location, None if folder is None else Model(folder)
+    open_one: OpenImage | None
+    if kind_of(location, ("run", "embeddings", "index")) == "run":
+        name, model = f"{path.resolve().name}, {SPLIT_NAMES[split]} images", Model(path, data=data, device=device)
+        parts = run_parts(model, split, progress=progress)
+        embeddings, open_one = _open_listed(parts, _load_images(model))
+    else:
+        source = open_vectors(location)
+        embeddings = read_all(source)
+        if isinstance(source, Embeddings):  # perhaps by someone else, who must not choose which files are shown
+            roots = [Path(), path.parent] if data is None else [data]
+            open_one = _open_files(embeddings.paths, roots, confined=True)
+            return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
+        folder = source.model_folder()  # queries are embedded by the network that an index may contain
+        name, model = source.location, None if folder is None else Model(folder, device=device)
         open_one = _open_files(embeddings.paths, [data or Path()], confined=False)
     return Space(
         name,
@@ -46,32 +52,32 @@ def open_space(location: str, *, split: str, data: Path | None, progress: Progre
     )
 
 
-def _load_images(model: Model, split: str, data: Path | None) -> ImageList | None:
-    """Training or test images of a run; None, with a warning, if they are missing."""
+def _load_images(model: Model) -> dict[str, ImageList]:
+    """The images of a run by split; none, with a warning, if they are missing."""
     try:
-        train, test = build.load_images(model.recipe if data is None else model.recipe.changed({"data": str(data)}))
-        return train if split == "train" else test
+        return model.load_images()
     except (OSError, ValueError) as error:
-        folder = model.run.folder
-        warnings.warn(f"the images of {folder} are missing, only their embeddings are shown: {error}", stacklevel=3)
-        return None
+        warnings.warn(f"only embeddings are shown: {error}", stacklevel=3)
+        return {}
 
 
-def _open_listed(embeddings: Embeddings, images: ImageList | None, root: Path) -> tuple[Embeddings, OpenImage]:
-    """Embeddings with the paths of a run's images, which were below `root` when embedded; opens image i."""
-    names, numbers = embeddings.paths.tolist(), {}
-    if images is not None:
-        named = replace(images, root=root)
-        numbers = {item_name(named, path): number for number, path in enumerate(images.paths)}
-        paths = [images.paths[numbers[name]] if name in numbers else name for name in names]
-        embeddings = replace(embeddings, paths=np.array(paths))
+def _open_listed(parts: dict[str, Index], images: dict[str, ImageList]) -> tuple[Embeddings, OpenImage]:
+    """The embeddings of parts of a run, with the paths of its images; opens image i."""
+    embeddings = concatenate([read_all(index) for index in parts.values()])
+    listed: dict[str, tuple[ImageList, int]] = {}  # by the name in the index: below the root when it was embedded
+    for part in parts.keys() & images.keys():
+        named = replace(images[part], root=Path(parts[part].metadata["root"]))
+        listed |= {item_name(named, path): (images[part], number) for number, path in enumerate(named.paths)}
+    names = embeddings.paths.tolist()
+    paths = [listed[name][0].paths[listed[name][1]] if name in listed else name for name in names]
 
     def open_one(number: int) -> Image.Image:
-        if images is None or names[number] not in numbers:
+        if names[number] not in listed:
             raise FileNotFoundError(names[number])
-        return images.open(numbers[names[number]])
+        own, place = listed[names[number]]
+        return own.open(place)
 
-    return embeddings, open_one
+    return replace(embeddings, paths=np.array(paths)), open_one
 
 
 def _load_proxies(model: Model, embeddings: Embeddings) -> Proxies | None:

@@ -1,5 +1,6 @@
 """The parts of a run from its recipe: processes, images, network, loss, optimizer and batches."""
 
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +50,28 @@ def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
         max_class_size=recipe.max_class_size,
         test_fraction=recipe.test_fraction,
     )
+
+
+def load_run_images(run: Run, data: str | Path | None = None) -> tuple[ImageList, ImageList]:
+    """The images of a run; `data` is their folder if they have moved."""
+    recipe = run.recipe if data is None else run.recipe.changed({"data": str(data)})
+    require_data(recipe, run.folder)
+    return load_images(recipe)
+
+
+def require_data(recipe: Recipe, folder: Path) -> None:
+    """Raise an error if the images of the run in a folder are not where its recipe says."""
+    if recipe.data is not None and not Path(recipe.data).exists():
+        raise FileNotFoundError(f"the images of {folder} are not in {recipe.data}: name their folder with --data")
+
+
+def find_device(name: str) -> torch.device | None:
+    """The device of this name, or the best one for "auto"; None if this machine does not have it."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = next(kind for kind in available if available[kind]) if name == "auto" else name
+    if not available[kind]:
+        return None
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def training_cache(recipe: Recipe) -> Cache | None:

@@ -177,9 +177,12 @@ class TrainingLoop:
 
     def restore(self, state: dict) -> None:
         """Continue from a state; `state["shards"]` is the folder of sharded proxies."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update(own)  # the recipe's, not the checkpoint's
             if not self.recipe.shard:
                 self.loss.load_state_dict(state["loss"])
             torch.set_rng_state(state["random_state"])

@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,6 +12,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from proxygml.files import parse_json
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
+Device = Literal["auto", "cpu", "cuda", "mps"]
 Setting = float | bool | str | tuple[float, ...]
 MINIMUM = {
     "image_size": 1,
@@ -44,7 +46,7 @@ class Recipe(ProxyGMLSettings):
     max_class_size: int | None = None
     """Use at most this many images per class."""
     test_fraction: float = 0.5
-    """Fraction of the classes to test on, for datasets without a split of their own (folder, table)."""
+    """Fraction of the classes to test on, for datasets without a split of their own (folder, table, tar); 0: none."""
     skip_broken: bool = False
     """Skip and count unreadable images instead of stopping before the first step."""
     cache: str | None = None
@@ -130,7 +132,7 @@ class Recipe(ProxyGMLSettings):
     """The n of Recall@n."""
     baselines: bool = True
     """Also score raw pixels and the untrained network without its head on the test classes."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Device = "auto"
     """Accelerator."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """Precision of the network; the loss always uses float32."""
@@ -171,9 +173,8 @@ class Recipe(ProxyGMLSettings):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"expected {name} above 0, got {value}")
-        for name in ("test_crop", "test_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"expected {name} above 0 and at most 1, got {getattr(self, name)}")
+        if not 0 < self.test_crop <= 1:
+            raise ValueError(f"expected test_crop above 0 and at most 1, got {self.test_crop}")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(f"expected crop_scale as (min, max) above 0 and up to 1, got {self.crop_scale}")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1] < math.inf:
@@ -185,8 +186,9 @@ class Recipe(ProxyGMLSettings):
             raise ValueError("expected at least one number in recall_at, got none")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"expected held_out from 0 to below 1, got {self.held_out}")
+        for name in ("held_out", "test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} from 0 to below 1, got {getattr(self, name)}")
 
     def changed(self, settings: Mapping[str, object]) -> "Recipe":
         """A copy with other settings; the error for an unknown name suggests the closest one."""
@@ -198,6 +200,15 @@ class Recipe(ProxyGMLSettings):
                 hint = f": did you mean {nearest[0]!r}?" if nearest else ""
                 raise ValueError(f"a recipe has no setting {name!r}{hint}")
         return replace(self, **cast(dict[str, Any], settings))  # __post_init__ checks the types
+
+    def with_absolute_paths(self) -> "Recipe":
+        """A copy whose files are found from any folder."""
+        paths = {name: getattr(self, name) for name in ("data", "cache", "weights")}
+        changes = {name: os.path.abspath(path) for name, path in paths.items() if path not in (None, "pretrained")}
+        source, folder = self.backbone[:3], self.backbone[3:]
+        if source == "hf:" and os.path.isdir(folder):
+            changes["backbone"] = source + os.path.abspath(folder)
+        return self.changed(changes)
 
     def to_json(self) -> str:
         """JSON text for `from_json`."""

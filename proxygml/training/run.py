@@ -45,19 +45,19 @@ class Run:
     folder: Path
 
     @classmethod
-    def create(cls, folder: Path, recipe: Recipe) -> "Run":
+    def create(cls, folder: str | Path, recipe: Recipe) -> "Run":
         """A new run in an empty or absent folder."""
-        require_empty(folder)
-        with atomic_write(folder / "recipe.json") as path:
-            path.write_text(recipe.to_json())
-        return cls(folder)
+        require_empty(Path(folder))
+        run = cls(Path(folder))
+        run.write_recipe(recipe)
+        return run
 
     @classmethod
-    def open(cls, folder: Path) -> "Run":
+    def open(cls, folder: str | Path) -> "Run":
         """An existing run."""
-        if not (folder / "recipe.json").is_file():
+        if not Path(folder, "recipe.json").is_file():
             raise FileNotFoundError(f"no recipe.json in {folder}: that is not the folder of a run")
-        return cls(folder)
+        return cls(Path(folder))
 
     @property
     def recipe(self) -> Recipe:
@@ -66,6 +66,11 @@ class Run:
             return Recipe.from_json(require_file(path).read_text())
         except ValueError as error:
             raise ValueError(f"{path} is not a recipe: {one_line(error)}") from error
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write recipe.json, with absolute paths."""
+        with atomic_write(self.folder / "recipe.json") as path:
+            path.write_text(recipe.with_absolute_paths().to_json())
 
     @property
     def log(self) -> list[dict]:

@@ -9,7 +9,9 @@ import re
 import resource
 import threading
 import time
+import warnings
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from proxygml.training import build, features
 from proxygml.training.evaluator import Evaluator
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.recipe import Recipe
+from proxygml.training.resuming import check_changes
 from proxygml.training.run import Progress, Run, no_progress, require_empty
 
 # NCCL raises a DistError; gloo raises a plain RuntimeError for a lost peer, so only its text can tell.
@@ -37,8 +40,9 @@ CONNECTION_ERROR = re.compile("gloo|nccl|peer|socket|timed out|timeout|connectio
 SOURCE_LINE = re.compile(r"\[\S*/\S*\] *")  # of gloo's code, at the start of its messages
 
 
-def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> Run:
+def train(recipe: Recipe, folder: str | Path, *, progress: Progress | None = None) -> Run:
     """Train in a new folder, which is created after images, network and loss have been checked."""
+    recipe = recipe.with_absolute_paths()
     fabric = build.start_fabric(recipe)
     folder = Path(fabric.broadcast(str(folder)))
     require_empty(folder)
@@ -51,10 +55,20 @@ def train(recipe: Recipe, folder: Path, *, progress: Progress | None = None) -> 
         return trainer.finish_or_explain(Run(folder))
 
 
-def resume(folder: Path, *, progress: Progress | None = None) -> Run:
-    """Continue after the last finished epoch; the result is bit-identical to that of an uninterrupted run."""
-    run = Run.open(Path(folder))
-    fabric = build.start_fabric(run.recipe)
+def resume(folder: str | Path, recipe: Recipe | None = None, *, progress: Progress | None = None) -> Run:
+    """Continue after the last finished epoch; the result is bit-identical to that of an uninterrupted run.
+
+    `recipe` may change the settings in `resuming.CHANGEABLE`; other changes are an error.
+    """
+    run = Run.open(folder)
+    recipe = (recipe or run.recipe).with_absolute_paths()
+    build.require_data(recipe, run.folder)
+    here = recipe
+    if build.find_device(recipe.device) is None:
+        warnings.warn(f"this machine has no {recipe.device}: continuing on the CPU", stacklevel=2)
+        here = recipe.changed({"device": "cpu"})
+    fabric = build.start_fabric(here)
+    progress = progress if progress is not None and fabric.is_global_zero else no_progress
     with locked(run.folder) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             run.clear()
@@ -67,9 +81,14 @@ def resume(folder: Path, *, progress: Progress | None = None) -> Run:
             isinstance(checkpoint.get(name), kind) for name, kind in expected.items()
         ):
             raise ValueError(f"last.pt in {folder} is not the state of a run: remove it to start the run again")
-        if run.recipe.shard and checkpoint is not None:
+        if checkpoint is not None:
+            check_changes(recipe, checkpoint, progress)
+        if recipe.shard and checkpoint is not None:
             checkpoint["shards"] = run.shards(len(checkpoint["log"]))
-        return Trainer(run.recipe, fabric, progress or no_progress, checkpoint).finish_or_explain(run)
+        trainer = Trainer(here, fabric, progress, checkpoint)
+        if fabric.is_global_zero and recipe != run.recipe:
+            run.write_recipe(recipe)
+        return trainer.finish_or_explain(run)
 
 
 class Trainer:
@@ -86,11 +105,14 @@ class Trainer:
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = build.load_images(recipe)
+        self.tests = recipe.test and len(self.test_images) > 0
+        if recipe.tested_epochs and not self.test_images:
+            raise ValueError("tested_epochs needs test classes, and test_fraction 0 leaves none: change one of them")
         model = build.build_model(recipe)  # fails sooner than decoding every image
         if recipe.weights is not None and (checkpoint is None or recipe.feature_crops):
             progress("weights", 0, 0, load_pretrained(model.trunk, recipe.weights))
         train_images = self._prepare_images(train_images, "training", model)
-        if recipe.test or recipe.tested_epochs:
+        if self.tests or recipe.tested_epochs:
             self.test_images = self._prepare_images(self.test_images, "test", model)
         train_images, self.held_out_images = hold_out(train_images, recipe.held_out)
         self.loop = TrainingLoop(recipe, fabric, model, train_images)
@@ -120,18 +142,20 @@ class Trainer:
 
     def finish(self, run: Run) -> Run:
         """Train the remaining epochs, score the best network on the test classes, draw the plots."""
-        if not self.log and self.recipe.baselines and self.recipe.test:
+        if not self.log and self.recipe.baselines and self.tests:
             self.scores |= self.evaluator.compare_with(self.loop.model, self.test_images)
         if self.best:
             self._repair_best(run)
         if self.writes:
             run.write_log(self.log)
+            if len(self.log) < self.recipe.epochs:  # of fewer epochs, if the run was finished
+                (run.folder / "scores.json").unlink(missing_ok=True)
         for epoch in range(len(self.log), self.recipe.epochs):
             self._run_epoch(epoch, run)
         self.fabric.barrier()  # best.pt has been written
         self._load_best(run)
         trained: dict[str, Any] = {}
-        if self.recipe.test:
+        if self.tests:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
             trained["trained"] = self.evaluator.evaluate(embeddings, cluster=True).to_json()
         if self.held_out_images is not None:
@@ -147,7 +171,7 @@ class Trainer:
         run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
         self.progress("drawing pictures", 0, 1, "")
         plots.draw_curves(self.log, run.folder / "curves.png")
-        if not self.recipe.test:
+        if not self.tests:
             return run
         vectors, labels = embeddings.vectors, embeddings.labels
         plots.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
@@ -262,7 +286,7 @@ class Trainer:
 
     def _save_last(self, run: Run) -> None:
         """Write last.pt, after each process has written its shard of the proxies."""
-        results = {"log": self.log, "best": self.best, "scores": self.scores}
+        results = {"log": self.log, "best": self.best, "scores": self.scores, "recipe": asdict(self.recipe)}
         if self.recipe.shard:
             if self.writes:
                 run.clear_shards(len(self.log))

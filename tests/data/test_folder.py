@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from proxygml import data
 from proxygml.data import folder
 from proxygml.data.check import find_problems
 from tests.data.conftest import write_image
@@ -192,7 +193,12 @@ def test_single_class(tmp_path):
         folder.load(tmp_path)
 
 
-@pytest.mark.parametrize("fraction", [0, 1, -0.5, 50])
+def test_no_test_classes(tree):
+    train, test = data.load("folder", tree, test_fraction=0, classes=2, max_class_size=2)
+    assert (len(train.class_names), len(test)) == (2, 0)
+
+
+@pytest.mark.parametrize("fraction", [1, -0.5, 50])
 def test_invalid_test_fraction(tree, fraction):
-    with pytest.raises(ValueError, match=f"expected test_fraction between 0 and 1, got {fraction}"):
+    with pytest.raises(ValueError, match=f"expected test_fraction from 0 to below 1, got {fraction}"):
         folder.load(tree, test_fraction=fraction)

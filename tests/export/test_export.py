@@ -242,9 +242,12 @@ def test_moved_photos_are_compared_again(tmp_path: Path, capsys: pytest.CaptureF
     for name in "abcd":
         photos(tmp_path / name)
     main(["export", str(run.folder), str(tmp_path / "out")])
-    assert "images of noise, since the run's images cannot be read (--data)" in " ".join(
-        capsys.readouterr().out.split()
+    shown = capsys.readouterr()
+    assert "images of noise, since the run's images cannot be read (--data)" in one_line(shown.out)
+    missing = (
+        f"comparing on noise: the images of {run.folder} are not in {run.recipe.data}: name their folder with --data"
     )
+    assert missing in one_line(shown.err)
     for name in "abcd":
         (tmp_path / "moved").mkdir(exist_ok=True)
         (tmp_path / name).rename(tmp_path / "moved" / name)

@@ -45,7 +45,7 @@ def test_run_is_embedded_once(run: Run) -> None:
     assert len(Index.open(run.folder / "index")) == len(first)
     reported.clear()
     again = opened(run.folder, reported=reported)
-    assert reported == []
+    assert reported == [str(run.folder)]
     np.testing.assert_array_equal(again.vectors, first.vectors)
 
 
@@ -66,6 +66,17 @@ def test_moved_images(run: Run, photos: Path) -> None:
     space = opened(run.folder, data=photos / "moved")
     assert space.paths == first.paths
     assert size_of(space, 0) == (300, 200)
+
+
+def test_all_images_of_a_run(run: Run) -> None:
+    space = opened(run.folder, split="all")
+    assert space.name == "run, all images"
+    train, test = build.load_images(run.recipe)
+    assert space.paths == [*train.paths, *test.paths]
+    for number, image in ((0, train.open(0)), (len(space) - 1, test.open(len(test) - 1))):
+        np.testing.assert_array_equal(np.asarray(space.open_image(number)), np.asarray(image))
+    assert space.subgraph_of(0).own_class == 0
+    assert space.subgraph_of(len(space) - 1).own_class is None
 
 
 def test_images_of_a_run_and_uploads(run: Run) -> None:
@@ -103,7 +114,7 @@ def test_missing_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError("no photos")
 
     monkeypatch.setattr(build, "load_images", gone)
-    with pytest.warns(UserWarning, match="are missing, only their embeddings are shown: no photos"):
+    with pytest.warns(UserWarning, match="only embeddings are shown: no photos"):
         space = opened(run.folder)
     with pytest.raises(FileNotFoundError):
         space.open_image(0)

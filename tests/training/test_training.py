@@ -18,6 +18,7 @@ import torch
 from lightning_fabric import seed_everything
 from PIL import Image
 
+from proxygml.cli.display import show_run
 from proxygml.data.cache import Cache
 from proxygml.data.splits import hold_out
 from proxygml.embeddings import embed
@@ -555,3 +556,20 @@ def test_a_run_of_nothing_but_nan_ends_with_a_clear_line(
     monkeypatch.setattr(monitor, "MAX_SKIPPED", 3)
     with pytest.raises(ValueError, match="epoch 1, step 4: the gradient was not finite in 3 steps in a row: lower"):
         trainer.train(tiny, tmp_path / "run")
+
+
+def test_every_class_is_trained_on(tiny: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    random = np.random.default_rng(0)
+    for number in range(12):
+        file = tmp_path / "photos" / "abc"[number % 3] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (32, 32), np.uint8)).save(file)
+    changes = {"dataset": "folder", "data": str(tmp_path / "photos"), "classes": None, "epochs": 1, "baselines": True}
+    recipe = tiny.changed({**changes, "test_fraction": 0})
+    run = trainer.train(recipe, tmp_path / "run")
+    assert not {"trained", "untrained"} & run.scores.keys()
+    assert run.load_best()["loss"]["proxies"].shape[0] == 3
+    show_run(run.folder, recipe, run.scores)
+    assert "no test score: --test-fraction 0 leaves no classes to test on" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="tested_epochs needs test classes, and test_fraction 0 leaves none"):
+        trainer.train(recipe.changed({"tested_epochs": (1,)}), tmp_path / "other")
