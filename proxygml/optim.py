@@ -36,30 +36,43 @@ class RowAdam(torch.optim.Adam):
 
     def _step_rows(self, parameter: Tensor, gradient: Tensor, group: dict) -> None:
         state = self.state[parameter]
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * group["amsgrad"]
         if not state:  # with Adam's names, so checkpoints fit both
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state |= {name: torch.zeros_like(parameter) for name in names}
+        step = state["step"] = state["step"].to(parameter.device)  # Adam keeps it on the CPU unless `fused`
         gradient = gradient.coalesce()
         axes = gradient.sparse_dim()
         indices = gradient.indices()[0]  # (rows,): into the flattened sparse axes
         for axis in range(1, axes):
             indices = indices * parameter.shape[axis] + gradient.indices()[axis]
-        tensors = [tensor.flatten(0, axes - 1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        whole = [parameter, *(state[name] for name in names)]
+        tensors = [tensor.flatten(0, axes - 1) for tensor in whole]
         for rows, values in zip(indices.split(ROWS), gradient.values().split(ROWS), strict=True):
-            step = state["step"].clone()  # `adam` increments it
             touched = [tensor.index_select(0, rows) for tensor in tensors]
-            weights, means, squares = ([tensor] for tensor in touched)
+            weights, means, squares, *largest = touched
             adam(
-                *(weights, [values], means, squares, [], [step]),
+                [weights],
+                [values],
+                [means],
+                [squares],
+                largest,
+                [step.clone()],  # `adam` increments it
                 fused=True,
-                amsgrad=False,
+                grad_scale=getattr(self, "grad_scale", None),  # set by GradScaler, as for Adam
+                found_inf=getattr(self, "found_inf", None),
+                amsgrad=group["amsgrad"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 lr=group["lr"],
                 weight_decay=group["weight_decay"],
+                decoupled_weight_decay=group["decoupled_weight_decay"],
                 eps=group["eps"],
-                maximize=False,
+                maximize=group["maximize"],
             )
             for tensor, new in zip(tensors, touched, strict=True):
                 tensor.index_copy_(0, rows, new)
-        state["step"] += 1
+        for tensor, flat in zip(whole, tensors, strict=True):
+            if flat.data_ptr() != tensor.data_ptr():  # a copy, because its memory is not contiguous
+                tensor.copy_(flat.view_as(tensor))
+        step += 1 - getattr(self, "found_inf", torch.zeros_like(step)).to(step.device)

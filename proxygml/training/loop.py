@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, default_collate
 
 from proxygml.data import ImageList
@@ -63,7 +64,7 @@ class TrainingLoop:
         optimizer = build.build_optimizer(recipe, model, loss)
         self.trunk = next(group["params"] for group in optimizer.param_groups if group["name"] == "trunk")
         if fabric.world_size > 1:
-            join_batch_norms(model)
+            join_batch_norms(model, fabric.device)
         self.model, self.loss = fabric.setup_module(model), loss.to(fabric.device)
         self.optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(optimizer))
 
@@ -210,5 +211,5 @@ def _collate(items: list, crops: Crops | FeatureCrops) -> list[Tensor]:
 def _freeze_statistics(network: nn.Module) -> None:
     """Keep the running statistics of batch normalization; its weight and bias are still trained."""
     for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, _BatchNorm):
             module.eval()

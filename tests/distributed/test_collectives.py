@@ -1,5 +1,6 @@
 """Batches that real processes share: a network learns in them what it learns in one process from the whole batch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import nn
 from proxygml import backbones, evaluation, losses
 from proxygml.distributed.batch_norm import JointBatchNorm, join_batch_norms
 from proxygml.distributed.collectives import gather_rows
+from proxygml.training.loop import _freeze_statistics
 
 STEPS, BATCH, CLASSES = 20, 7, 4
+CPU = torch.device("cpu")
 WAYS = ("counted", "in a gallery", "searched")
 METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
 
@@ -55,7 +58,7 @@ def work(rank: int, size: int, folder: str) -> None:
     found = {}
     for method in METHODS:
         network, loss, optimizer = made(method)
-        join_batch_norms(network)
+        join_batch_norms(network, CPU)
         parallel = nn.parallel.DistributedDataParallel(network, broadcast_buffers=False)
         values = []
         for step in range(STEPS):
@@ -100,9 +103,57 @@ def test_batch_norm_keeps_its_state() -> None:
     network = backbones.build("convnet", embedding_dim=8).eval()
     images = torch.rand(2, 3, 16, 16)
     before = network(images)
-    join_batch_norms(network)
+    join_batch_norms(network, CPU)
     assert any(isinstance(module, JointBatchNorm) for module in network.modules())
     torch.testing.assert_close(network(images), before)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("precision", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01), (torch.float16, 0.01)]
+)
+def test_batch_norm_in_any_precision(
+    group: None, precision: torch.dtype, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics are float32: the count of 2**17 values is infinite in float16, and their mean is far from 0."""
+    reduced: list[torch.dtype] = []
+    all_reduce = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda values: (reduced.append(values.dtype), all_reduce(values)))
+    torch.manual_seed(0)
+    images = (torch.randn(2, 1, 256, 256) + 50).to(precision)
+    found = []
+    for given in (images.double(), images):
+        layer = nn.BatchNorm2d(1)
+        if found:
+            join_batch_norms(layer, CPU)
+        else:
+            layer.double()
+        output = layer(given.requires_grad_())
+        (output * torch.linspace(0, 1, 256)).sum().backward()
+        found.append([output, given.grad, layer.running_mean, layer.running_var, layer.weight.grad])
+    assert found[1][0].dtype == precision
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual.double(), expected, atol=within * expected.abs().max().item(), rtol=0)
+    assert len(reduced) == 2  # one forward, one backward
+
+
+def test_gpus_use_sync_batch_norm() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm1d(4))
+    weight = network[1].weight
+    join_batch_norms(network, torch.device("cuda"))
+    assert [type(layer) for layer in network[1:]] == [nn.SyncBatchNorm] * 2
+    assert network[1].weight is weight
+    _freeze_statistics(network)
+    assert not network[1].training
+    for images, precision in ((1, torch.bfloat16), (0, torch.float32)):  # or statistics would differ in size
+        assert network[1](torch.ones(images, 4, 2, 2, dtype=torch.bfloat16)).dtype == precision
 
 
 @pytest.mark.parametrize("way", WAYS)
