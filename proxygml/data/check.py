@@ -112,6 +112,8 @@ def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> s
             elif decode:
                 image.draft(None, (1, 1))  # still reads every byte of a JPEG, with less arithmetic
                 image.load()
+            if decode and image.mode == "F" and np.isnan(np.asarray(image)).any():
+                return "damaged: some of its pixels are NaN"
     except FileNotFoundError:
         return "missing: no such file"
     except PermissionError:

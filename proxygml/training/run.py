@@ -195,16 +195,8 @@ class Run:
 
     def clear(self) -> None:
         """Remove temporary files of killed processes."""
-        names = (
-            "recipe.json",
-            "log.jsonl",
-            "last.pt",
-            "best.pt",
-            "scores.json",
-            "curves.png",
-            "retrieval.png",
-            "map.png",
-        )
+        checkpoints, plots = ("last.pt", "best.pt"), ("curves.png", "retrieval.png", "map.png")
+        names = ("recipe.json", "log.jsonl", "scores.json", *checkpoints, *plots)
         remove_temporaries(*(self.folder / name for name in names))
 
 
@@ -237,9 +229,13 @@ def _commit() -> str | None:
 
 def require_empty(folder: Path) -> None:
     """Raise an error if the folder contains files other than hidden ones, which a killed process may have left."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: choose another --out")
     if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         require_unlocked(folder)
-        raise FileExistsError(f"{folder} is not empty: choose another --out, or continue with --resume {folder}")
+        run = (folder / "recipe.json").is_file()
+        hint = f", or continue with --resume {folder}" if run else ": its files are not those of a run"
+        raise FileExistsError(f"{folder} is not empty: choose another --out{hint}")
 
 
 def save_checkpoint(state: dict, path: Path) -> None:

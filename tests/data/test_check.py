@@ -151,3 +151,10 @@ def test_compare_counts(cub_tree):
         "train images: expected 8, found 7",
         "test classes: expected 1,000, found 3",
     ]
+
+
+def test_nan_pixels_are_found(tmp_path):
+    for name, value in (("good", 0.5), ("bad", np.nan)):
+        Image.fromarray(np.full((4, 4), value, np.float32)).save(tmp_path / f"{name}.tiff")
+    assert find_problems(listed(tmp_path, "good.tiff"), decode=True) == []
+    assert reason(tmp_path, "bad.tiff", decode=True) == "damaged: some of its pixels are NaN"

@@ -40,6 +40,25 @@ def test_a_folder_with_something_in_it_is_not_overwritten(run: Run) -> None:
         Run.create(run.folder, GLYPHS)
 
 
+def test_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(FileExistsError, match="is not empty: choose another --out: its files are not those of a run"):
+        Run.create(str(tmp_path), GLYPHS)
+    with pytest.raises(FileExistsError, match=r"photo.jpg is a file: choose another --out"):
+        Run.create(tmp_path / "photo.jpg", GLYPHS)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "scores.json", "best.pt", "last.pt"])
+def test_pipe_does_not_hang(run: Run, name: str) -> None:
+    os.mkfifo(run.folder / name)
+    read = {"log.jsonl": lambda: run.log, "scores.json": lambda: run.scores, "best.pt": run.load_best}
+    with pytest.raises(ValueError, match=rf"{name} is .*a pipe or device"):
+        read.get(name, lambda: load_checkpoint(run.folder / name))()
+    if name == "best.pt":
+        with pytest.raises(ValueError, match="a pipe or device"):
+            _ = run.model_id
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, run: Run) -> None:
     with pytest.raises(FileNotFoundError, match=r"no recipe.json in .*nothing"):
         Run.open(tmp_path / "nothing")
