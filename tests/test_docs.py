@@ -27,7 +27,7 @@ BLOCKS = [
     (page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 ]
 COMMANDS = ["train", "embed", "evaluate", "export", "search", "browse", "datasets", "losses", "paper", "doctor"]
-COMMANDS += [f"index {action}" for action in ("build", "add", "remove", "info")]
+COMMANDS += [f"index {action}" for action in ("build", "add", "remove", "relocate", "info")]
 
 
 def text_of(page: str) -> str:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 
-from proxygml.cli.display import output, show_progress
+from proxygml.cli.display import messages, output, show_progress
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     Source = Embeddings | AnyIndex | ImageList
 
 Location = Annotated[str, tyro.conf.Positional]
+FolderLocation = Annotated[Path, tyro.conf.Positional]
 SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN")]
 
 
@@ -113,19 +116,61 @@ def add(
     _fill(opened, _open_source(source, model, dataset, data, split), model)
 
 
-def remove(index: Location, paths: Annotated[tuple[str, ...], tyro.conf.Positional]) -> None:
+def remove(index: Location, items: Annotated[tuple[str, ...], tyro.conf.Positional]) -> None:
     """Remove items from an index; the images themselves are not deleted.
 
     Args:
         index: Folder of the index, or its address postgresql://...
-        paths: Of the items, as a search shows them.
+        items: Paths as a search shows them, folders, or classes.
     """
     from proxygml.retrieval import open_index
 
     opened = open_index(index)
-    as_given = opened.contains(paths)
-    count = opened.remove([path if path in as_given else os.path.abspath(path) for path in paths])
+    count = opened.remove(_paths_of(items, opened))
     output.print(f"removed {count:,} of {count + len(opened):,} items")
+
+
+def _paths_of(names: "Sequence[str]", index: "AnyIndex") -> list[str]:
+    """The paths in an index that names stand for: a path itself, all below a folder, or all of a class."""
+    paths: list[str] = []
+    listing: list[tuple[str, str]] = []
+    for name in names:
+        absolute = os.path.abspath(name)
+        found = list(index.contains([name, absolute]))
+        if not found:
+            listing = listing or index.listing()
+            folders = f"{name.rstrip('/')}/", f"{absolute}/"
+            found = [path for path, _ in listing if name and path.startswith(folders)]
+        found = found or [path for path, class_name in listing if class_name == name]
+        if not found:
+            raise ValueError(f"{index.location} contains no path, folder or class {name}")
+        paths += found
+    return paths
+
+
+def relocate(index: Location, old: FolderLocation, new: FolderLocation) -> None:
+    """Change the paths of images that have moved to another folder; they keep their vectors.
+
+    Args:
+        index: Folder of the index, or its address postgresql://...
+        old: The folder where they were.
+        new: The folder where they are now.
+    """
+    from proxygml.retrieval import open_index
+
+    opened = open_index(index)
+    before, after = os.path.abspath(old), os.path.abspath(new)
+    count = opened.relocate(before, after)
+    if not count:
+        first = next((path for path, _ in opened.listing()), "nothing")
+        raise ValueError(f"{opened.location} contains no paths below {before}; its first is {first}")
+    for name in ("source", "root"):
+        folder = opened.metadata.get(name, "")
+        if f"{folder}/".startswith(f"{before}/"):
+            opened.set_metadata(name, after + folder[len(before) :])
+    output.print(f"relocated {count:,} of {len(opened):,} items")
+    if not os.path.isdir(after):
+        messages.print(f"{after} does not exist on this machine")
 
 
 def info(index: Location, json: bool = False) -> None:
@@ -153,6 +198,7 @@ def index(
         Annotated[Any, tyro.conf.subcommand(name="build", constructor=build)]
         | Annotated[Any, tyro.conf.subcommand(name="add", constructor=add)]
         | Annotated[Any, tyro.conf.subcommand(name="remove", constructor=remove)]
+        | Annotated[Any, tyro.conf.subcommand(name="relocate", constructor=relocate)]
         | Annotated[Any, tyro.conf.subcommand(name="info", constructor=info)],
         tyro.conf.arg(name=""),
     ],

@@ -74,7 +74,8 @@ def search(
     paths = {hit.path for hits in results for hit in hits}
     missing = sorted(path for path in paths if os.path.isabs(path) and not os.path.exists(path))
     if missing:
-        messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}")
+        remedy = "if they have moved, use `proxygml index relocate`"
+        messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}: {remedy}")
 
 
 def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]", *, unit_length: bool) -> None:

@@ -6,6 +6,7 @@ ones. It is written to disk after many changes; an exact index never, since read
 
 import json
 import shutil
+import sqlite3
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -102,6 +103,10 @@ class Index:
         with self._lock, self.database.transaction():
             self.database.set_metadata({name: value})
 
+    def listing(self) -> list[tuple[str, str]]:
+        """Path and class name of every item."""
+        return self.database.rows("SELECT path, name FROM items JOIN classes ON classes.id = class ORDER BY items.id")
+
     def contains(self, paths: Sequence[str]) -> set[str]:
         """The subset of the paths that are in the index."""
         query = "SELECT path FROM items WHERE path IN (SELECT value FROM json_each(?))"
@@ -134,6 +139,20 @@ class Index:
             connection.executemany("INSERT INTO removed (id) SELECT id FROM items WHERE path = ?", rows)
             connection.executemany("DELETE FROM items WHERE path = ?", rows)
         return len(rows)
+
+    def relocate(self, old: str, new: str) -> int:
+        """Replace the folder `old` of all paths below it by `new`, for images that have moved; returns their number."""
+        relocated = ":new || substr(path, length(:old) + 1)"
+        query = (  # damaged items stay as they are
+            f"UPDATE items SET path = {relocated}, checksum = item_checksum({relocated}, class, vector) "  # nosec B608 # constants
+            "WHERE substr(path, 1, length(:old) + 1) = :old || '/' AND checksum = item_checksum(path, class, vector)"
+        )
+        with self._lock, self.database.transaction() as connection:
+            connection.create_function("item_checksum", 3, item_checksum)
+            try:
+                return connection.execute(query, {"old": old, "new": validation.check_text(new)}).rowcount
+            except sqlite3.IntegrityError as error:
+                raise validation.already_below(new, self.location) from error
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
         """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer.

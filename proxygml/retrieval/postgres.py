@@ -123,6 +123,9 @@ class PostgresIndex:
         with self._transaction() as connection:
             connection.execute(upsert, [name, value])
 
+    def listing(self) -> list[tuple[str, str]]:
+        return self._rows("SELECT path, name FROM items JOIN classes ON classes.id = class ORDER BY items.id")
+
     def contains(self, paths: Sequence[str]) -> set[str]:
         texts = [validation.check_text(str(path)) for path in paths]
         return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [texts])}
@@ -159,6 +162,17 @@ class PostgresIndex:
             validation.check_contains(texts, contained, self.location)
             connection.execute("DELETE FROM items WHERE path = ANY(%b)", [texts])
         return len(contained)
+
+    def relocate(self, old: str, new: str) -> int:
+        query = (
+            "UPDATE items SET path = %(new)s::text || substr(path, length(%(old)s::text) + 1) "
+            "WHERE starts_with(path, %(old)s::text || '/')"
+        )
+        with self._transaction() as connection:
+            try:
+                return connection.execute(query, {"old": old, "new": validation.check_text(new)}).rowcount
+            except postgres_library("psycopg").errors.UniqueViolation as error:
+                raise validation.already_below(new, self.location) from error
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
         vectors = validation.check_query(vectors, count, self.dim, self.location)

@@ -57,6 +57,11 @@ def check_text(text: str, what: str = "paths") -> str:
     return text
 
 
+def already_below(folder: str, location: object) -> ValueError:
+    """The error if paths below a folder are taken."""
+    return ValueError(f"{location} contains some of these paths below {folder} already: remove the old or the new ones")
+
+
 def check_contains(paths: Sequence[str], contained: set[str], location: object) -> set[str]:
     """The paths as a set; an error if an index does not contain all of them."""
     unique = {str(path) for path in paths}

@@ -1,6 +1,7 @@
 """Opens a run, an .npz of embeddings or an index as a Space."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,8 @@ def open_space(
             return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
         folder = source.model_folder()  # queries are embedded by the network that an index may contain
         name, model = source.location, None if folder is None else Model(folder, device=device)
-        open_one = _open_files(embeddings.paths, [data or Path()], confined=False)
+        paths = embeddings.paths if data is None else _moved_paths(embeddings.paths, data)
+        open_one = _open_files(paths, [Path()], confined=False)
     return Space(
         name,
         embeddings,
@@ -90,6 +92,18 @@ def _load_proxies(model: Model, embeddings: Embeddings) -> Proxies | None:
     labels = {name: label for label, name in enumerate(embeddings.class_names.tolist())}
     own = np.array([labels.get(name, -1) for name in names])
     return Proxies(vectors, tuple(names), own, recipe.links_for(len(vectors)), recipe.positive_bonus, recipe.scale)
+
+
+def _moved_paths(paths: np.ndarray, data: Path) -> np.ndarray:
+    """Paths of images that are now in the folder `data`: it replaces the folder with which most of them exist."""
+    sample = [Path(str(path)) for path in paths[:: max(1, len(paths) // 20)]]
+    # The last parent is / or, for a relative path, the current folder.
+    found = Counter(old for path in sample for old in path.parents if (data / path.relative_to(old)).is_file())
+    if not found:
+        raise ValueError(f"expected the images of the index in {data}, but found neither {sample[0].name} nor others")
+    ((old, _),) = found.most_common(1)
+    moved = (data / path.relative_to(old) if path.is_relative_to(old) else path for path in map(Path, paths.tolist()))
+    return np.array([str(path) for path in moved])
 
 
 def _open_files(paths: np.ndarray, roots: Sequence[Path], *, confined: bool) -> OpenImage | None:

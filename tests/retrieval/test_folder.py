@@ -162,6 +162,14 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"items.sqlite is damaged \(item 1 was altered\): remove .* and build"):
             index.search(random_embeddings(1).vectors, 1)
 
+    def test_relocating_keeps_damage_visible(self, new_index) -> None:
+        index = new_index(10)
+        with index.database.transaction() as connection:
+            connection.execute("UPDATE items SET class = 2 WHERE id = 1")
+        assert index.relocate("/photos", "/new") == 9
+        with pytest.raises(ValueError, match="item 1 was altered"):
+            next(index.blocks())
+
     def test_altered_model_is_not_used(self, new_index, tmp_path: Path) -> None:
         index = new_index(0)
         (tmp_path / "best.pt").write_bytes(b"weights")

@@ -130,6 +130,29 @@ class TestEveryIndex:
         assert index.search(changed.vectors, 1)[0][0] == Hit("/photos/0.jpg", "crow", 0.0, pytest.approx(1))
         assert len(index) == 4
 
+    def test_relocated_items_are_found(self, storage: str, kind: str, new_location) -> None:
+        location = new_location(storage)
+        index = create_index(location, dim=DIM, model="m", kind=kind)
+        items = random_embeddings(450)
+        items.paths[3:6] = ["/photos", "/photos_2/4.jpg", "/a%_b/5.jpg"]
+        index.add(items)
+        index.refresh()
+        assert index.relocate("/photos", "/new/é") == 447
+        assert index.relocate("/photos", "/new/é") == 0
+        assert index.relocate("/a%_b", "/c") == 1
+        paths = ["/new/é/0.jpg", "/photos", "/photos_2/4.jpg", "/c/5.jpg"]
+        for opened in (index, open_index(location)):
+            hits = opened.search(items.vectors[[0, 3, 4, 5]], 1)
+            assert [(hit.path, hit.distance) for (hit,) in hits] == [(path, 0) for path in paths]
+        assert {("/new/é/0.jpg", "crow"), ("/new/é/1.jpg", "örn")} < set(index.listing())
+        index.add(random_embeddings(3))
+        with pytest.raises(ValueError, match=r"contains some of these paths below /new/é already: remove the old or"):
+            index.relocate("/photos", "/new/é")
+        assert index.contains([f"/photos/{number}.jpg" for number in range(3)]) == set(random_embeddings(3).paths)
+        with pytest.raises(ValueError, match="expected paths in valid Unicode"):
+            index.relocate("/photos", "/caf\udce9")
+        next(index.blocks())  # undamaged
+
     def test_search_in_few_items(self, storage: str, kind: str, new_location) -> None:
         index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
         items = random_embeddings(3)

@@ -1,0 +1,90 @@
+"""`proxygml index` for photos that have moved, and for folders and classes that are removed."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml.cli.main import main
+from proxygml.embeddings import Embeddings
+from proxygml.retrieval import Index, create_index
+from proxygml.server.opening import open_space
+from proxygml.training.run import Run
+from tests.test_model import failure, run_command
+
+NAMES = ["crow/1.jpg", "crow/2.jpg", "owl/1.jpg", "owl/2.jpg", "wren/1.jpg", "wrens/1.jpg"]
+
+
+class TestMovedPhotos:
+    @pytest.fixture
+    def moved(self, trained_run: Run, tmp_path: Path, monkeypatch, capsys) -> Path:
+        """The new folder, archive/2024, of photos that are in an index."""
+        monkeypatch.chdir(tmp_path)
+        for number, name in enumerate(NAMES):
+            (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (40 * number, 0, 0)).save(tmp_path / "photos" / name)
+        run_command(capsys, "index", "build", "photos", "--out", "index", "--run", trained_run.folder)
+        (tmp_path / "archive").mkdir()
+        return (tmp_path / "photos").rename(tmp_path / "archive" / "2024")
+
+    def test_relocate(self, moved: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
+        search = ["search", "index", "--image", "archive/2024/owl/1.jpg", "-n", "9"]
+        main(search)
+        lost = capsys.readouterr().err
+        assert lost.startswith(f"6 of these images no longer exist, first {tmp_path / 'photos' / 'crow' / '1.jpg'}: ")
+        assert "if they have moved, use `proxygml index relocate`" in lost
+        assert "relocated 6 of 6 items" in run_command(capsys, "index", "relocate", "index", "photos", moved)
+        main(search)
+        shown = capsys.readouterr()
+        assert str(moved / "owl" / "1.jpg") in shown.out
+        assert shown.err == ""
+        again = ["index", "build", moved, "--out", "index", "--run", trained_run.folder]
+        assert "0 new, 6 existing" in run_command(capsys, *again)  # it is still the index of these photos
+        line = failure(capsys, "index", "relocate", "index", "photos", "elsewhere")
+        assert f"contains no paths below {tmp_path / 'photos'}; its first is {moved / 'crow' / '1.jpg'}" in line
+        main(["index", "relocate", "index", "archive", "elsewhere"])
+        assert f"{tmp_path / 'elsewhere'} does not exist on this machine" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("stored", ["absolute", "relative"])
+    def test_browse_with_data(self, stored: str, moved: Path, tmp_path: Path) -> None:
+        index = Index.open(tmp_path / "index")
+        if stored == "relative":  # own features
+            (block,) = index.blocks()
+            index = Index.create(tmp_path / "own", dim=index.dim)
+            paths = np.array([os.path.relpath(path, tmp_path / "photos") for path in block.paths])
+            index.add(replace(block, paths=paths, model=""))
+        options = {"split": "test", "progress": lambda *_: None}
+        assert open_space(index.location, data=None, **options).open_image is None
+        space = open_space(index.location, data=moved, **options)
+        for number, path in enumerate(space.paths):
+            red, *_ = space.open_image(number).getpixel((0, 0))
+            assert abs(red - 40 * NAMES.index("/".join(Path(path).parts[-2:]))) < 5
+        with pytest.raises(ValueError, match=r"expected the images of the index in .*, but found neither 1.jpg nor"):
+            open_space(index.location, data=tmp_path / "index", **options)
+
+
+@pytest.mark.parametrize("storage", ["folder", "postgres"])
+def test_remove_folders_and_classes(storage: str, request, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    location = request.getfixturevalue("new_database") if storage == "postgres" else str(tmp_path / "index")
+    paths = np.array([*(str(tmp_path / "photos" / name) for name in NAMES), "crow", "7"])
+    classes = np.array(["crow", "owl", "wren", "own", "7"])
+    index = create_index(location, dim=8)
+    index.add(Embeddings(np.eye(8), np.array([0, 0, 1, 1, 2, 2, 3, 4]), paths, classes))
+    for items, removed in [
+        (["crow"], ["crow"]),  # the path, not the class
+        (["photos/wren"], [paths[4]]),
+        (["crow", "photos/owl/", "photos/owl/1.jpg"], paths[:4]),
+        (["7"], ["7"]),
+        (["."], [paths[5]]),
+    ]:
+        before = {path for path, _ in index.listing()}
+        shown = run_command(capsys, "index", "remove", location, *items)
+        assert before - {path for path, _ in index.listing()} == set(removed)
+        assert shown == f"removed {len(removed)} of {len(before)} items\n"
+        for wrong in ("", "7/", "photos/no", "cro"):
+            line = failure(capsys, "index", "remove", location, wrong, *items)
+            assert f"contains no path, folder or class {wrong}".strip() in line
