@@ -370,7 +370,7 @@ class TestVectors:
             ["search", own, "--image", photos / "loose.png", "--run", url],
             ["search", url + "2", "--vectors", own],
             ["embed", url, "--out", tmp_path / "new.npz"],
-            ["export", url, "--out", tmp_path / "new"],
+            ["export", url, tmp_path / "new"],
         ):
             assert "secret" not in failure(capsys, *command)
         for command in (
