@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # called by position
-            train.__annotations__["recipe"] = Annotated[presets(arguments), tyro.conf.arg(name="")]
+            recipes, arguments = presets(arguments)
+            train.__annotations__["recipe"] = Annotated[recipes, tyro.conf.arg(name="")]
             tyro.extras.subcommand_cli_from_dict(
                 {
                     "train": train,

@@ -32,13 +32,14 @@ def train(
 
     Args:
         out: Folder of the new run [default: runs/DATASET-DATE-TIME].
-        resume: Folder of a run to continue, with its own recipe.
+        resume: Folder of a run to continue; the settings given with it replace its own: `--epochs 20`, `--device cpu`,
+            `--data` if its images have moved. Settings that would make it another run are refused.
         like: Run the --loss with ProxyGML's settings (fair) or with those of its own paper or code (native); other
             options override them.
         json: Print the scores as JSON.
     """
-    if resume is not None and (out is not None or like is not None or recipe != GLYPHS):
-        raise ValueError("--resume continues with the run's own recipe and folder: leave out every other setting")
+    if resume is not None and (out is not None or like is not None):
+        raise ValueError("--resume continues a run in its own folder: leave out --out and --like")
 
     from proxygml.training import trainer
 
@@ -50,7 +51,7 @@ def train(
 
     with resume_hint(hint), show_progress() as progress:
         if resume is not None:
-            run = trainer.resume(folder, progress=progress)
+            run = trainer.resume(folder, recipe, progress=progress)
         else:
             if like == "native" and recipe.loss in methods.UNKNOWN:
                 messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}")
@@ -63,8 +64,11 @@ def train(
         show_run(run.folder, run.recipe, run.scores)
 
 
-def presets(arguments: list[str]) -> type:
-    """A type that makes each preset a subcommand; --like changes the presets before other options do."""
+def presets(arguments: list[str]) -> tuple[type, list[str]]:
+    """A type that makes each preset a subcommand, and the arguments.
+
+    --like changes the presets before other options do; --resume chooses the recipe of its run.
+    """
     words = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
     given = dict(itertools.pairwise(words))  # --loss ms, or --loss=ms
     recipes = {name: recipe for name, (_, recipe) in PRESETS.items()}
@@ -78,5 +82,12 @@ def presets(arguments: list[str]) -> type:
         recipe = recipes[chosen]
         dataset = given.get("--dataset", recipe.dataset)
         recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))
-    descriptions = {name: description for name, (description, _) in PRESETS.items()}
-    return tyro.extras.subcommand_type_from_defaults(recipes, descriptions, prefix_names=False)
+    if arguments[:1] == ["train"] and "--resume" in given:
+        from proxygml.training.run import Run  # slow to import
+
+        if chosen := next((name for name in arguments if name in recipes and name != given["--resume"]), None):
+            raise ValueError(f"--resume continues with the settings of the run: leave out {chosen}")
+        recipes["run"] = Run.open(given["--resume"]).recipe
+        arguments = ["train", "run", *arguments[1:]]
+    descriptions = {name: PRESETS[name][0] if name in PRESETS else "The run to resume." for name in recipes}
+    return tyro.extras.subcommand_type_from_defaults(recipes, descriptions, prefix_names=False), arguments

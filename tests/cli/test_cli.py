@@ -150,7 +150,7 @@ class TestMistakes:
             (["--backbone", "resnet9000"], "expected a backbone among"),
             (["--image-size", "8"], "expected 16 pixels or more"),
             (["--held-out", "0.9", "--classes", "3"], "leaves 0 of 3 classes to train on"),
-            (["--weights", "nowhere.pth"], "no weight file nowhere.pth"),
+            (["--weights", "nowhere.pth"], "nowhere.pth"),
             (["--frozen", "block9"], "no stage block9 to freeze in ConvNet: choose from block1"),
             *([(["--device", "cuda"], "device cuda is not available")] if not torch.cuda.is_available() else []),
         ],
@@ -163,11 +163,41 @@ class TestMistakes:
         assert words in lines.splitlines()[-1]
         assert not (tmp_path / "run").exists()
 
-    def test_resume_with_other_settings(self, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
-        for options in (["glyphs", "--epochs", "5"], ["--out", "elsewhere"]):
-            code, line = failure(capsys, "train", *options, "--resume", trained_run.folder)
-            assert code == 1
-            assert "leave out every other setting" in line
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["glyphs"], "--resume continues with the settings of the run: leave out glyphs"),
+            (["--out", "elsewhere"], "--resume continues a run in its own folder: leave out --out and --like"),
+            (["--epochs", "1"], "2 epochs are already trained: expected epochs of at least that, got 1"),
+            (["--seed", "3"], "--resume cannot change seed from 0 to 3"),
+            (["--data", "nowhere"], "are not in /nowhere: name their folder with --data"),
+        ],
+    )
+    def test_resume_with_other_settings(
+        self,
+        options: list[str],
+        words: str,
+        trained_run: Run,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture,
+    ) -> None:
+        monkeypatch.chdir("/")
+        before = trained_run.recipe
+        code, line = failure(capsys, "train", *options, "--resume", trained_run.folder)
+        assert code == 1
+        assert words in line
+        assert trained_run.recipe == before
+
+    def test_resume_with_allowed_settings(
+        self, trained_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        def resume(folder: Path, recipe: Recipe, *, progress: object) -> Run:
+            assert (folder, recipe) == (trained_run.folder, trained_run.recipe.changed({"epochs": 20, "device": "cpu"}))
+            return trained_run
+
+        monkeypatch.setattr("proxygml.training.trainer.resume", resume)
+        main(["train", f"--resume={trained_run.folder}", "--epochs", "20", "--device", "cpu"])
+        assert "What next:" in capsys.readouterr().out
 
     def test_recipe_was_edited(self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run")
