@@ -22,7 +22,8 @@ class Confusion(NamedTuple):
     second: int
     # Images of one class among the R nearest of the other's. It hides the method `count` of tuples.
     count: int  # type: ignore[assignment]
-    fraction: float  # of the R nearest of all images of both classes
+    neighbors: int  # R nearest of all images of both classes
+    fraction: float
 
 
 class Failures(NamedTuple):
@@ -65,11 +66,12 @@ def find_failures(space: Space, report: Report) -> Failures:
         for key, count in zip(*(values.tolist() for values in np.unique(keys[wrong], return_counts=True)), strict=True):
             counts[key] = counts.get(key, 0) + count
         report(int(images[-1]) + 1, len(space))
-    neighbors = np.bincount(space.classes, weights=np.minimum(others, depth)).tolist()  # of all images of a class
+    sums = np.bincount(space.classes, weights=np.minimum(others, depth)).astype(int).tolist()  # (C,)
     confusions = []
     for key, count in sorted(counts.items()):
         first, second = divmod(key, num_classes)
-        confusions.append(Confusion(first, second, count, count / (neighbors[first] + neighbors[second])))
+        neighbors = sums[first] + sums[second]
+        confusions.append(Confusion(first, second, count, neighbors, count / neighbors))
     confusions.sort(key=lambda pair: (-pair.fraction, -pair.count))
     return Failures(nearest, first_right, wrong_fraction, confusions[:MAX_PAIRS])
 

@@ -11,8 +11,8 @@ from PIL import Image
 from proxygml.data.decoding import open_image, resize
 from proxygml.server.space import Space
 
-SIDES = (96, 224, 512)  # pixels of the longer side; other sizes are rejected
-MAX_CACHED = 512  # thumbnails, about 10 KB each
+SIDES = (96, 224, 512, 2048)  # pixels of the longer side; other sizes are rejected
+MAX_CACHED, CACHED_SIDE = 512, 512  # thumbnails, about 10 KB each; larger ones have up to some MB
 
 
 class Thumbnails:
@@ -26,7 +26,7 @@ class Thumbnails:
     def get(self, image: int, side: int) -> tuple[bytes, str]:
         """An image at most `side` pixels wide and high; a gray tile with the reason if it cannot be read."""
         try:
-            contents = self.encoded(image, side)
+            contents = (self.encoded if side <= CACHED_SIDE else self._encode)(image, side)
         except FileNotFoundError:
             return tile("the file is gone")
         except Image.DecompressionBombError:
@@ -43,12 +43,15 @@ class Thumbnails:
 
 
 def thumbnail(image: Image.Image, side: int) -> bytes:
-    """An image, upright and at most `side` pixels wide and high, as JPEG; as PNG if it is that small already."""
+    """An image, upright and at most `side` pixels wide and high, as JPEG; as PNG if it is as small already."""
     scale = min(1.0, side / max(image.size))
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = Image.fromarray(resize(image, (0, 0, *image.size), size))
     contents = io.BytesIO()
-    small.save(contents, **({"format": "PNG"} if scale == 1 else {"format": "JPEG", "quality": 85}))
+    if max(image.size) <= min(side, CACHED_SIDE):
+        small.save(contents, format="PNG")
+    else:
+        small.save(contents, format="JPEG", quality=85)
     return contents.getvalue()
 
 

@@ -1,5 +1,6 @@
 """Responses about a space: JSON, and arrays as bytes. The methods of `Responses` are routes of the server."""
 
+from collections import Counter
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from proxygml.server.map import draw, layouts
 from proxygml.server.space import Space, Subgraph
 
 MAX_IMAGES = 20_000  # up to this many, failures are computed at the start: it takes seconds
+VOTERS = 10  # nearest neighbors of an upload whose classes are counted
 MAX_ACTIVE_CLASSES = 20  # in the response about a subgraph
 JobName = Literal["failures", "pca", "tsne", "umap"]
 Count = Annotated[int, Query(ge=1, le=200)]
@@ -117,15 +119,17 @@ class Responses:
         return self._image(number) | {"nearest": neighbors, "subgraph": self._subgraph(self.space.subgraph_of(number))}
 
     def upload(self, image: Image.Image, count: int) -> dict:
-        """The nearest neighbors of an uploaded image, and its subgraph."""
+        """The nearest neighbors of an uploaded image, the classes of the first ones by frequency, and its subgraph."""
         if self.space.embed_image is None:
             raise HTTPException(409, self.space.no_upload)
         vector = self.space.embed_image(image)  # (D,)
-        nearest, distances = self.space.nearest(vector[None], count)
+        nearest, distances = self.space.nearest(vector[None], max(count, VOTERS))
+        votes = Counter(self.space.classes[nearest[0, :VOTERS]].tolist()).most_common()
         proxies = self.space.proxies
         return {
             "size": image.size,
-            "nearest": self._neighbors(vector, nearest[0], distances[0]),
+            "votes": [{"class": number, "count": voters} for number, voters in votes],
+            "nearest": self._neighbors(vector, nearest[0, :count], distances[0, :count]),
             "subgraph": self._subgraph(None if proxies is None else proxies.subgraph(vector, None)),
         }
 

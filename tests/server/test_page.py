@@ -78,10 +78,10 @@ def visit(chromium: object, served_run: str) -> Iterator[Callable[..., Visit]]:
 @pytest.fixture
 def own_features(tmp_path: Path) -> Iterator[str]:
     """The address of a page of vectors without images, with hostile class names."""
-    names = np.array(["<img src=x onerror=alert(1)>", "plain", "caf\u00e9 & \u732b", "x" * 300])
+    names = np.array(["<img src=x onerror=alert(1)>", "plain", "caf\u00e9 & \u732b", "x" * 300, *map(str, range(10))])
     random = np.random.default_rng(0)
-    labels = np.arange(400) % 4
-    vectors = 3 * random.normal(size=(4, 8))[labels] + random.normal(size=(400, 8))
+    labels = np.repeat(np.arange(14), 40 - np.arange(14))  # the first are the most frequent
+    vectors = 3 * random.normal(size=(14, 8))[labels] + random.normal(size=(len(labels), 8))
     np.savez(tmp_path / "own.npz", vectors=vectors, labels=labels, class_names=names)
     yield from served(tmp_path / "own.npz")
 
@@ -90,7 +90,7 @@ def test_clicks_and_history(visit: Callable[..., Visit], tmp_path: Path) -> None
     page = visit().page
     page.click("#grid .tile >> nth=5")
     page.wait_for_selector("#nearest .tile")
-    assert page.locator(".query .path").inner_text().endswith("number 5")
+    assert page.locator(".query .path").inner_text().endswith("row 5")
     assert page.locator("#nearest .tile").count() == 24
     signs = page.locator("#nearest .sign").all_inner_texts()
     judged = page.eval_on_selector_all("#nearest .tile", "tiles => tiles.map(t => t.classList.contains('right'))")
@@ -99,16 +99,16 @@ def test_clicks_and_history(visit: Callable[..., Visit], tmp_path: Path) -> None
     assert shown == sorted(shown, reverse=True)
     second = page.locator("#nearest .tile >> nth=1").get_attribute("data-number")
     page.click("#nearest .tile >> nth=1")
-    page.wait_for_selector(f".query .path:has-text('number {second}')")
+    page.wait_for_selector(f".query .path:has-text('row {second}')")
     assert page.locator(".trail .step").count() == 1
     page.go_back()
-    page.wait_for_selector(".query .path:has-text('number 5')")
+    page.wait_for_selector(".query .path:has-text('row 5')")
     page.go_forward()
-    page.wait_for_selector(f".query .path:has-text('number {second}')")
+    page.wait_for_selector(f".query .path:has-text('row {second}')")
     page.click(".trail button[aria-label=Back]")
-    page.wait_for_selector(".query .path:has-text('number 5')")
+    page.wait_for_selector(".query .path:has-text('row 5')")
     page.reload()
-    page.wait_for_selector(".query .path:has-text('number 5')")
+    page.wait_for_selector(".query .path:has-text('row 5')")
     page.screenshot(path=tmp_path / "walk.png")
 
 
@@ -188,9 +188,13 @@ def test_upload_finds_itself(visit: Callable[..., Visit], tmp_path: Path) -> Non
     assert page.locator("#nearest .tile >> nth=0").locator(".value").inner_text() == "1.00"
     assert page.locator("#nearest .sign").count() == 0
     assert page.locator("#subgraph li").count() > 0
+    assert "trained" not in page.locator("#subgraph").inner_text()  # nobody knows its class
+    votes = [int(text) for text in page.locator("#votes li .quiet").all_inner_texts()]
+    assert votes == sorted(votes, reverse=True)
+    assert sum(votes) == 10
     page.screenshot(path=tmp_path / "upload.png")
     page.click("#nearest .tile >> nth=2")
-    page.wait_for_selector(".query .path:has-text('number')")
+    page.wait_for_selector(".query .path:has-text('row')")
     page.go_back()
     page.wait_for_selector("text=Your image")
 
@@ -201,7 +205,7 @@ def test_invalid_uploads_are_one_line(chromium: object, served_run: str, tmp_pat
     seen = Visit(chromium, served_run).open()
     for name, contents, message in [
         ("letter.pdf", b"%PDF-1.4 this is no image", "letter.pdf: not a readable image"),
-        ("bomb.png", bomb(60_000), "bomb.png: the image has more than 64 million pixels"),
+        ("bomb.png", bomb(60_000), "bomb.png: the image has more than 200 million pixels"),
         ("empty.jpg", b"", "empty.jpg: the file is empty"),
         ("huge.jpg", b"\xff\xd8" + bytes(64 * 2**20), "huge.jpg is larger than 64 MB"),
     ]:
@@ -232,7 +236,7 @@ def test_map_moves_zooms_and_selects(visit: Callable[..., Visit], tmp_path: Path
     pointed = page.evaluate("pointed")
     distance = np.hypot(*np.subtract(seen.on_map(pointed), (x, y)))
     assert distance < 1
-    assert f"number {pointed}" in page.locator("#tip").inner_text()
+    assert f"row {pointed}" in page.locator("#tip").inner_text()
     page.wait_for_selector("#tip img")
     page.mouse.wheel(0, -500)
     seen.until("view.zoom > 2")
@@ -275,6 +279,116 @@ def test_links_are_drawn_to_proxies(visit: Callable[..., Visit], tmp_path: Path)
     assert 0 < x < box["width"]
     assert (with_links[y - 3 : y + 4, x - 3 : x + 4] != without[y - 3 : y + 4, x - 3 : x + 4]).any()
     assert "★" in page.locator("#subgraph li.own").inner_text()
+
+
+def test_only_the_strongest_links_are_drawn(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.click("#grid .tile >> nth=0")
+    seen.page.wait_for_selector("#nearest .tile")
+    seen.page.keyboard.press("m")
+    seen.until("places !== null && frame === 0")
+    drawn = seen.page.evaluate(
+        "(() => { let lines = 0; const canvas = CanvasRenderingContext2D.prototype, move = canvas.moveTo;"
+        "canvas.moveTo = function (...at) { lines += 1; move.apply(this, at); };"
+        "const linked = [...Array(60).keys()]; Object.assign(found.subgraph, { linked, cosines: linked });"
+        "drawOver(); canvas.moveTo = move; return lines; })()"
+    )
+    assert drawn == seen.page.evaluate("LINES") == 20
+
+
+def test_zoom_has_limits(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.keyboard.press("m")
+    seen.until("places !== null && frame === 0")
+    seen.page.evaluate("zoomBy(0.01)")
+    assert seen.page.evaluate("view.zoom") == 1
+    seen.page.evaluate("moveBy(9, -9)")
+    assert seen.page.evaluate("[view.x, view.y]") == [0.5, -0.5]
+    seen.page.evaluate("showAll()")
+    in_sight = (
+        "[...classes.keys()].some(i => { const [x, y] = onScreen(i);"
+        "return x > 0 && y > 0 && x < $('stage').clientWidth && y < $('stage').clientHeight; })"
+    )
+    for _ in range(40):
+        seen.page.evaluate("zoomBy(1.6)")
+        assert seen.page.evaluate(in_sight)
+    assert 1 < seen.page.evaluate("view.zoom") <= 200
+
+
+def cielab(color: str) -> np.ndarray:
+    """#rrggbb as L, a, b."""
+    channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    xyz = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0178, 0.1095, 0.8727]]) @ linear
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_ten_classes_have_colors_and_others_by_click(
+    visit: Callable[..., Visit], own_features: str, tmp_path: Path
+) -> None:
+    seen = visit(own_features)
+    page = seen.page
+    for theme in ("light", "dark"):
+        page.evaluate(f"setTheme('{theme}')")
+        names = [f"class-{number}" for number in range(10)] + ["class-rest", "card"]
+        shown = [page.evaluate("css", name) for name in names]
+        colors = np.array([cielab(each) for each in shown])
+        distances = np.linalg.norm(colors[:, None] - colors, axis=2) + 99 * np.eye(len(colors))
+        assert distances[:10].min() > 25  # 2.3 is just noticeable
+    page.click("#grid .tile >> nth=0")
+    page.keyboard.press("m")
+    seen.until("colors !== null && frame === 0")
+    assert page.evaluate("slots") == list(range(10))
+    assert page.locator("#legend button[aria-pressed=true]").count() == 10
+    assert "4 other classes" in page.locator("#legend").inner_text()
+    gray = page.evaluate("backColor")
+    last = page.evaluate("classes.indexOf(12)")
+    assert page.evaluate(f"colors[{last}]") == gray
+    page.evaluate(f"choose({last})")
+    page.wait_for_selector(f".query .path:has-text('row {last}')")
+    page.click(".dot-button")
+    assert page.evaluate(f"colors[{last}]") != gray
+    assert page.evaluate("slots") == [*range(9), 12]  # in place of the last one
+    page.screenshot(path=tmp_path / "legend.png")
+    page.click("#legend button >> nth=0")
+    assert page.evaluate("slots") == [None, *range(1, 9), 12]
+    assert page.evaluate("colors[0]") == gray
+
+
+def test_full_size(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.click("#grid .tile >> nth=4")
+    page.wait_for_selector("#nearest .tile")
+    page.click(".enlarge")
+    seen.until("$('full').open && $('full').querySelector('img').naturalWidth > 0")
+    assert "/thumbnails/4?side=2048" in page.locator("#full img").get_attribute("src")
+    page.keyboard.press("Escape")
+    seen.until("!$('full').open")
+    assert page.evaluate("state.image") == 4
+    page.keyboard.press("z")
+    page.click("#full")
+    assert not page.evaluate("$('full').open")
+
+
+def test_result_is_above_the_fold_on_a_phone(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    seen = visit(viewport={"width": 390, "height": 664}, has_touch=True)  # with the bars of its browser
+    page = seen.page
+    in_sight = "$('nearest').querySelector('.tile').getBoundingClientRect().bottom < innerHeight"
+    page.tap("#grid .tile >> nth=2")
+    page.wait_for_selector("#nearest .tile")
+    assert page.evaluate(in_sight)
+    page.tap("nav button[data-go=map]")
+    seen.until("places !== null && frame === 0")
+    page.evaluate("choose(3)")
+    page.wait_for_selector(".query .path:has-text('row 3')")
+    page.screenshot(path=tmp_path / "phone-map.png")
+    assert page.evaluate(in_sight)
+    Image.new("RGB", (50, 50)).save(tmp_path / "photo.png")
+    page.set_input_files("#file", tmp_path / "photo.png")
+    page.wait_for_selector("#votes")
+    assert page.evaluate("$('votes').getBoundingClientRect().bottom < innerHeight")
 
 
 def test_tsne_in_the_background_can_be_stopped(visit: Callable[..., Visit]) -> None:
@@ -328,9 +442,9 @@ def test_keyboard(visit: Callable[..., Visit]) -> None:
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"  # the focus is seen
     page.keyboard.press("Enter")
-    page.wait_for_selector(f".query .path:has-text('number {number}')")
+    page.wait_for_selector(f".query .path:has-text('row {number}')")
     page.keyboard.press("b")
-    page.wait_for_selector(".query .path:has-text('number 1')")
+    page.wait_for_selector(".query .path:has-text('row 1')")
     page.keyboard.press("?")
     assert page.locator("#keys").is_visible()
     page.keyboard.press("Escape")
@@ -450,7 +564,10 @@ def test_class_names_are_not_markup(visit: Callable[..., Visit], own_features: s
     seen = visit(own_features)
     page = seen.page
     assert page.locator("#upload").is_disabled()
-    assert page.locator("#grid .nameplate >> nth=0").inner_text() == "<img src=x onerror=alert(1)>"
+    assert page.locator("#grid .nameplate >> nth=0").inner_text().split("\n") == [
+        "<img src=x onerror=alert(1)>",
+        "row 0",
+    ]
     page.click("#grid .tile >> nth=0")
     page.wait_for_selector("#nearest .tile")
     assert page.locator("main img").count() == 0

@@ -103,6 +103,8 @@ class TestResponses:
         assert {(pair["first"], pair["second"]) for pair in pairs[:2]} == {(0, 1), (1, 2)}
         confused = client.get("/api/confusions/0/1").json()
         assert confused["total"] == pairs[0]["count"] == len(confused["pairs"])
+        assert pairs[0]["neighbors"] == 2 * 4 * 3
+        assert pairs[0]["fraction"] == pytest.approx(pairs[0]["count"] / 24)
         assert {confused["pairs"][0]["image"]["class"], confused["pairs"][0]["neighbor"]["class"]} == {0, 1}
         right = np.frombuffer(client.get("/api/right").content, np.uint8)
         assert client.get("/api/jobs").json()["failures"]["recall_at_1"] == pytest.approx(right.mean())
@@ -125,6 +127,13 @@ class TestResponses:
         assert answer["size"] == [40, 30]
         assert all("right" not in entry for entry in answer["nearest"])
         assert answer["nearest"][0]["path"] == "blue/0.jpg"
+        assert len(answer["nearest"]) == 3
+        votes = {
+            "blue": 4,
+            "green": 4,
+            "red": 2,
+        }  # of the ten nearest; the nearer of equals is first
+        assert [(["red", "green", "blue"][v["class"]], v["count"]) for v in answer["votes"]] == list(votes.items())
         assert answer["nearest"][0]["similarity"] == pytest.approx(1, abs=1e-5)
 
     def test_proxies(self) -> None:
@@ -180,6 +189,8 @@ class TestThumbnails:
             assert thumbnails.get(number, 96) == thumbnails.get(number, 96)
         info = thumbnails.encoded.cache_info()
         assert (info.hits, info.misses, info.currsize) == (12, 12, 3)
+        assert len(thumbnails.get(0, 2048)[0]) == len(thumbnails.get(0, 512)[0])  # it has only 300 pixels
+        assert thumbnails.encoded.cache_info().misses == 13  # of the smaller one: full sizes are not kept
 
     def test_other_sizes_and_numbers_are_rejected(self, client: TestClient) -> None:
         assert client.get("/thumbnails/0?side=100000").status_code == 422
