@@ -52,12 +52,13 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
         kind = "index"
     elif (path / "recipe.json").is_file():
         kind = "run"
-    elif path.is_file():
-        kind = "export" if path.suffix == ".onnx" else "embeddings"
     elif (path / "model.onnx").is_file():
         kind = "export"
     elif path.is_dir():
         kind = "images"
+    elif path.exists():
+        files.require_file(path)
+        kind = "export" if path.suffix == ".onnx" else "embeddings"
     if kind is not None and kind in expected:
         return kind
     *others, last = (KINDS[each] for each in expected)

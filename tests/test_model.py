@@ -495,3 +495,11 @@ def test_commands_in_docs_search_work(
             main([word.replace("postgresql://team@server/photos?index=birds", new_database) for word in command])
     capsys.readouterr()
     assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 8)
+
+    assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 6)
+
+
+def test_pipe_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=r"a\.npz is a pipe or device: expected a file"):
+        model.kind_of(tmp_path / "a.npz")

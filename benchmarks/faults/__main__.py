@@ -1,11 +1,15 @@
 """Inject faults into real commands: does each report it in one line, recover, and produce the same result?
 
-    python -m benchmarks.faults [--trials 120] [--seed 0] [--quick]
+    python -m benchmarks.faults [--trials 200] [--seed 0] [--new] [--quick]
 
 A trial starts a command, injects a fault, then follows the command's message and repeats it until it succeeds. The
-result is compared bit for bit, except for times, with that of an undisturbed command. Trials are saved in
-results/faults.json; only failed ones are repeated. --quick runs a few and writes nothing. A full disk is a small tmpfs,
-a read-only folder a remounted one, both in a private mount namespace; without permission to mount they are skipped.
+result is compared bit for bit, except for times, with that of an undisturbed command. A file that a message gives up
+counts as rebuilt: its content exists only because its source still does.
+
+Each trial is saved in results/faults.json, and the command without --new continues there. All are of one commit, and a
+trial that went wrong stays: after a change of the code, --new starts again and keeps such trials under "earlier".
+--quick runs a few and writes nothing. A full disk is a small tmpfs, a read-only folder a remounted one, both in a
+private mount namespace; without permission to mount they are skipped.
 """
 
 import argparse
@@ -20,7 +24,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.faults.injection import FAULTS, Trial, folder_bytes, mounts_on, recover
+from benchmarks.faults.hostile import HOSTILE, changed_mine
+from benchmarks.faults.injection import INJECTED, Trial, folder_bytes, mounts_on, recover
 from benchmarks.faults.processes import Command
 from benchmarks.faults.workloads import WORKLOADS, Workload, make_shared_inputs
 from proxygml.cli.display import show_progress
@@ -31,6 +36,15 @@ from proxygml.training.run import provenance
 RESULTS = Path("results/faults.json")
 MAY_MOUNT = "PROXYGML_MAY_MOUNT"  # environment variable, set in the private mount namespace
 NEED_MOUNT = ("full disk", "read-only")
+FAULTS = INJECTED | HOSTILE
+APPLIES: dict[str, Callable[[Workload], bool]] = {  # faults that some commands cannot meet
+    "worker killed": lambda workload: workload.workers,
+    "stale lock": lambda workload: workload.locks,
+    "journal": lambda workload: workload.name.startswith("index"),
+    "edited recipe": lambda workload: workload.name.startswith("train"),
+    "few open files": lambda workload: workload.name == "train-tar",
+    "concurrent removal": lambda workload: workload.name == "index-vectors",
+}
 QUICK = (
     *(("train", "kill"), ("train", "SIGTERM"), ("train", "flipped bits"), ("index-vectors", "truncated file")),
     *(("index-vectors", "two commands"), ("embed", "Ctrl-C"), ("embed", "full disk"), ("train", "read-only")),
@@ -72,6 +86,7 @@ def run_trial(number: int, pair: tuple[str, str], seed: int, shared: Path, undis
     equal = recover(trial)
     problems = [note for note in trial.notes if note.startswith("wrong")]
     problems += [problem for ended in trial.exits for problem in ended.problems()]
+    problems += ["wrong: a file of the user was changed"] * changed_mine(folder)
     while mounts_on(folder):
         subprocess.run(["umount", "--lazy", folder], check=True)
     shutil.rmtree(folder)
@@ -82,6 +97,7 @@ def run_trial(number: int, pair: tuple[str, str], seed: int, shared: Path, undis
         "notes": trial.notes,
         "exits": [f"{ended.code} {ended.message}".replace(str(shared), "").strip() for ended in trial.exits],
         "reported": any(e.code or any(line.startswith("warning") for line in e.lines) for e in with_fault),
+        "rebuilt": [path.replace(str(shared), "") for path in trial.rebuilt],
         "lost": not equal,
         "unclear": problems,
         "seconds": round(time.monotonic() - started, 1),
@@ -94,9 +110,8 @@ def plan(trials: int, seed: int) -> list[tuple[str, str]]:
         (workload.name, fault)
         for workload in WORKLOADS.values()
         for fault in FAULTS
-        if (fault != "worker killed" or workload.workers)
-        and (fault != "stale lock" or workload.locks)
-        and (fault not in NEED_MOUNT or MAY_MOUNT in os.environ)
+        if fault not in APPLIES or APPLIES[fault](workload)
+        if fault not in NEED_MOUNT or MAY_MOUNT in os.environ
     ]
     fast = [pair for pair in pairs if pair[0] not in ("train-sharded", "paper")]
     rng, planned = random.Random(seed), []
@@ -141,26 +156,35 @@ def table(results: dict) -> str:
     for fault in FAULTS:
         trials = [trial for trial in results["trials"] if trial["fault"] == fault]
         if trials:
-            counts = [sum(bool(trial[key]) for trial in trials) for key in ("reported", "unclear", "lost")]
+            counts = [sum(bool(trial[key]) for trial in trials) for key in ("reported", "unclear", "rebuilt", "lost")]
             rows.append((fault, str(len(trials)), *map(str, counts)))
-    columns = ("fault", "trials", "stopped or warned", "unclear messages", "results lost")
+    columns = ("fault", "trials", "stopped or warned", "unclear messages", "rebuilt", "results lost")
     return Table(columns, tuple(rows)).to_markdown()
 
 
 def summary(results: dict) -> str:
     trials = results["trials"]
-    lost, unclear = (sum(bool(trial[key]) for trial in trials) for key in ("lost", "unclear"))
+    lost, unclear, rebuilt = (sum(bool(trial[key]) for trial in trials) for key in ("lost", "unclear", "rebuilt"))
     faults, commands = (len({trial[key] for trial in trials}) for key in ("fault", "command"))
     seconds = sum(trial["seconds"] for trial in trials)
     return (
         f"{len(trials)} trials, {faults} faults, {commands} commands: {lost} results lost, "
-        f"{unclear} unclear messages; {seconds:.0f} s"
+        f"{unclear} unclear messages, {rebuilt} rebuilt from their sources; {seconds:.0f} s"
     )
 
 
 def page(results: dict) -> str:
     """The text of results/faults.md."""
-    return f"# Injected faults\n\n{table(results)}\n{results['summary']}.\n"
+    text = f"# Injected faults\n\n{table(results)}\n{results['summary']}.\n"
+    if results["earlier"]:
+        names = ("commit", "command", "fault", "unclear", "lost")
+        rows = tuple(tuple(str(trial[name]) for name in names) for trial in results["earlier"])
+        text += f"\n## Went wrong at earlier commits\n\n{Table(names, rows).to_markdown()}"
+    return text
+
+
+def went_wrong(results: dict) -> list[dict]:
+    return [trial for trial in results["trials"] if trial["lost"] or trial["unclear"]]
 
 
 def enter_mount_namespace() -> None:
@@ -177,21 +201,27 @@ def enter_mount_namespace() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=120)
+    parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--new", action="store_true", help="start again at this commit, keep what went wrong before")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     enter_mount_namespace()
     made_by = provenance() | {"command": "python -m benchmarks.faults"}
-    results = {"made_by": made_by, "seed": options.seed, "trials": []}
+    results = {"made_by": made_by, "seed": options.seed, "trials": [], "earlier": []}
     if options.quick:
         pairs = [pair for pair in QUICK if pair[1] not in NEED_MOUNT or MAY_MOUNT in os.environ]
         run_trials(pairs, results, lambda _: None, quick=True)
     else:
         if RESULTS.exists():
             previous = json.loads(RESULTS.read_text())
-            if previous["seed"] == options.seed:
-                results["trials"] = [t for t in previous["trials"] if not (t["lost"] or t["unclear"])]
+            if options.new:
+                results["earlier"] = previous["earlier"] + went_wrong(previous)
+            elif (previous["seed"], previous["made_by"]["commit"]) == (options.seed, made_by["commit"]):
+                results = previous
+            else:
+                commit = previous["made_by"]["commit"]
+                sys.exit(f"{RESULTS} has seed {previous['seed']} and commit {commit}: check that out, or pass --new")
 
         def save(results: dict) -> None:
             results["summary"] = summary(results)
@@ -201,7 +231,7 @@ def main() -> None:
         run_trials(plan(options.trials, options.seed), results, save, quick=False)
         with atomic_write(RESULTS.with_suffix(".md")) as draft:
             draft.write_text(page(results))
-    failed = [trial for trial in results["trials"] if trial["lost"] or trial["unclear"]]
+    failed = went_wrong(results)
     for trial in failed:
         print(json.dumps(trial, indent=1))
     print(table(results))

@@ -32,6 +32,7 @@ class Trial:
     rng: random.Random
     exits: list[Exit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was done, and what is wrong
+    rebuilt: list[str] = field(default_factory=list)  # files that messages gave up, and that were made again
 
     def start(self, *, fresh: bool = False) -> Command:
         arguments = self.workload.arguments(self.shared, self.folder)
@@ -90,7 +91,7 @@ def make_read_only(trial: Trial) -> None:
     trial.wait(trial.start())
 
 
-def damage(alter: Callable[[Trial, bytearray], bytearray]) -> Callable[[Trial], None]:
+def damage(alter: Callable[[Trial, Path], None]) -> Callable[[Trial], None]:
     """Alter a file of a command that was killed late or has ended."""
 
     def inject(trial: Trial) -> None:
@@ -99,25 +100,26 @@ def damage(alter: Callable[[Trial, bytearray], bytearray]) -> Callable[[Trial], 
         while not (files := sorted(path for pattern in patterns for path in trial.folder.glob(pattern))):
             trial.wait(trial.start())
         path = trial.rng.choice([file for file in files if file.stat().st_size])
-        path.write_bytes(alter(trial, bytearray(path.read_bytes())))
+        alter(trial, path)
         trial.notes.append(f"in {path.relative_to(trial.folder)}")
         trial.wait(trial.start())
 
     return inject
 
 
-def truncate(trial: Trial, content: bytearray) -> bytearray:
+def truncate(trial: Trial, path: Path) -> None:
     trial.notes.append("truncated")
-    return content[: trial.rng.randrange(len(content))]
+    os.truncate(path, trial.rng.randrange(path.stat().st_size))
 
 
-def flip_bits(trial: Trial, content: bytearray) -> bytearray:
+def flip_bits(trial: Trial, path: Path) -> None:
     """Flip one to eight bits."""
+    content = bytearray(path.read_bytes())
     for _ in range(trial.rng.randint(1, 8)):
         position = trial.rng.randrange(len(content))
         content[position] ^= 1 << trial.rng.randrange(8)
         trial.notes.append(f"byte {position:,}")
-    return content
+    path.write_bytes(content)
 
 
 def kill_worker(trial: Trial) -> None:
@@ -155,7 +157,7 @@ def leave_lock(trial: Trial) -> None:
     trial.wait(trial.start())
 
 
-FAULTS: dict[str, Callable[[Trial], None]] = {
+INJECTED: dict[str, Callable[[Trial], None]] = {
     "kill": send_signal(signal.SIGKILL),
     "Ctrl-C": send_signal(signal.SIGINT, group=True),
     "SIGTERM": send_signal(signal.SIGTERM),
@@ -171,10 +173,13 @@ FAULTS: dict[str, Callable[[Trial], None]] = {
 
 def recover(trial: Trial) -> bool:
     """Follow the messages and repeat the command until it succeeds; whether the result is the expected one."""
+    trial.rebuilt += [line for ended in trial.exits for line in ended.lines if "starting the run again" in line]
     for _ in range(MAX_ATTEMPTS):
         follow(trial, trial.exits[-1].message)
         if trial.wait(trial.start()).code == 0:
             break
+    else:
+        trial.notes.append(f"wrong: it fails after {MAX_ATTEMPTS} attempts")
     try:
         return trial.workload.result(trial.folder) == trial.expected
     except (OSError, ValueError) as error:
@@ -187,12 +192,14 @@ def follow(trial: Trial, message: str) -> None:
     mounts = mounts_on(trial.folder)
     if mounts and re.search("No space|disk is full|MB left|[Rr]ead-?only|cannot be", message):
         mount("-o", "remount,size=1g" if mounts[-1] == "tmpfs" else "remount,bind,rw", trial.folder)
-    for name in re.findall(r"(?:remove|and) (\S*/\S+?)(?=,? |$)", message):
-        path = trial.folder / name
+    given_up = re.findall(r"(?:remove|and) (\S*/\S+?)(?=,? |$)", message)
+    given_up += re.findall(r"(\S+) is (?:a link|a pipe|damaged .* move it away)", message)
+    given_up += re.findall(r"(\S+) (?:does not contain embeddings|exists already: name a new folder)", message)
+    for path in (trial.folder / name for name in given_up):
+        if path.exists() and not path.is_symlink() and path.name != LOCK_NAME:
+            trial.rebuilt.append(str(path.relative_to(trial.folder)))
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    if damaged := re.search(r"error: (\S+) is damaged .* move it away", message):
-        (trial.folder / damaged[1]).rename(trial.folder / f"{damaged[1]}.aside")
-    if "does not contain embeddings" in message:
+    if any(path.endswith("own.npz") for path in given_up):
         trial.workload.prepare(trial.shared, trial.folder)
     resume = re.search(r"proxygml train --resume (\S+)", message)
     if resume and not trial.workload.name.startswith("train"):

@@ -3,13 +3,15 @@
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-TIMEOUT = 1800  # seconds until a command counts as hanging, on a loaded machine
+TIMEOUT = 900  # seconds until a command counts as hanging, on a loaded machine
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([f"proxygml.{name}" for name in ("cli", "training", "model", "plots")])
@@ -31,7 +33,7 @@ class Exit:
         """Tracebacks, unexpected exit codes, and anything but exactly one message for a failure."""
         problems = [line for line in self.lines if re.match(r"Traceback|Exception ignored|  File ", line)]
         messages = [line for line in self.lines if line.startswith(("error: ", "stopped"))]
-        prefixes = {0: None, 1: "error: ", 130: "stopped", -9: None}
+        prefixes = {0: None, 1: "error: ", 130: "stopped", -signal.SIGKILL: None, -signal.SIGPIPE: None}
         if self.code not in prefixes:
             problems.append(f"exit code {self.code}")
         elif prefixes[self.code] and not (len(messages) == 1 and messages[0].startswith(prefixes[self.code])):
@@ -45,10 +47,10 @@ class Command:
     It runs in a new interpreter (`fresh`), or in a fork of a process that has already imported everything.
     """
 
-    def __init__(self, arguments: list[object], folder: Path, *, fresh: bool) -> None:
+    def __init__(self, arguments: list[object], folder: Path, *, fresh: bool, **options: Any) -> None:
         self.stderr = folder.parent / f"{folder.name}-{time.monotonic_ns()}.stderr"
         start = _start_fresh if fresh else _ForkedProcess
-        self.process = start([str(argument) for argument in arguments], folder, self.stderr)
+        self.process = start([str(argument) for argument in arguments], folder, self.stderr, **options)
         self.pid = self.process.pid
 
     def ends_within(self, seconds: float) -> bool:
@@ -116,16 +118,11 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _start_fresh(arguments: list[str], folder: Path, stderr: Path) -> subprocess.Popen:
+def _start_fresh(arguments: list[str], folder: Path, stderr: Path, **options: Any) -> subprocess.Popen:
+    command = [sys.executable, "-m", "proxygml", *arguments]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL} | options
     with stderr.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "proxygml", *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            start_new_session=True,
-        )
+        return subprocess.Popen(command, cwd=folder, stderr=file, start_new_session=True, **streams)
 
 
 class _ForkedProcess:

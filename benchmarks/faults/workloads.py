@@ -1,7 +1,9 @@
 """The commands that are interrupted: their inputs, arguments and expected results."""
 
 import hashlib
+import io
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ PAPER, RESULTS = ["paper", "lambda", "--quick", "--jobs", "1"], Path("runs/quick
 # Not reproducible: times, and checksums of files that store equal tensors in another order.
 VARYING = {"seconds", "training_seconds", "images_per_second", "peak_memory_mb", "made_by", "shard_checksums"}
 PHOTOS = 1100  # more than one block of an index
+SHARDS = 100
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,16 @@ def make_shared_inputs(shared: Path, *, paper: bool) -> None:
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(photo)
     vectors = rng.normal(size=(1500, 16)).astype(np.float32)
     np.savez(shared / "own.npz", vectors=vectors, labels=np.arange(1500) % 30)
+    for shard in range(SHARDS):
+        (shared / "shards").mkdir(exist_ok=True)
+        with tarfile.open(shared / "shards" / f"{shard:03d}.tar", "w") as archive:
+            for number in range(4):
+                kind = f"class {(4 * shard + number) % 20}"
+                photo = next((shared / "photos").glob(f"*/{4 * shard + number}.png")).read_bytes()
+                for name, content in ((f"{number}.png", photo), (f"{number}.cls", kind.encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
     if paper and (ended := run(PAPER, shared)).code:
         raise RuntimeError(f"proxygml {' '.join(PAPER)} failed: {ended.lines}")
 
@@ -68,11 +81,12 @@ def _copy_results(shared: Path, folder: Path) -> None:
     save_runs(folder / RESULTS, load_runs(shared / RESULTS)[:-2])
 
 
-def _train(*options: str) -> Callable[[Path, Path], list[object]]:
+def _train(*options: str, data: str | None = None) -> Callable[[Path, Path], list[object]]:
     def arguments(shared: Path, folder: Path) -> list[object]:
         out = folder / "run"
+        more = options if data is None else [*options, "--data", shared / data]
         started = (out / "recipe.json").exists()
-        return ["train", "--resume", out] if started else ["train", *TRAIN, *options, "--out", out]
+        return ["train", "--resume", out] if started else ["train", *TRAIN, *more, "--out", out]
 
     return arguments
 
@@ -150,6 +164,14 @@ WORKLOADS = {
             "run/*.pt run/proxies-*/*.safetensors",
             workers=True,
             forks=False,  # it starts the same command again
+        ),
+        Workload(
+            "train-tar",
+            _nothing,
+            _train("--dataset", "tar", "--image-size", "16", "--workers", "2", data="shards"),
+            _train_result,
+            "run/*.pt run/scores.json",
+            workers=True,
         ),
         Workload(
             "embed",
