@@ -496,8 +496,6 @@ def test_commands_in_docs_search_work(
     capsys.readouterr()
     assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 8)
 
-    assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 6)
-
 
 def test_pipe_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
