@@ -44,6 +44,8 @@ def open_space(
         name, model = source.location, None if folder is None else Model(folder, device=device)
         paths = embeddings.paths if data is None else _moved_paths(embeddings.paths, data)
         open_one = _open_files(paths, [Path()], confined=False)
+        if open_one is None and Path(str(paths[0])).is_absolute():
+            warnings.warn(f"no image is shown: {paths[0]} does not exist; have they moved? --data FOLDER", stacklevel=2)
     return Space(
         name,
         embeddings,
