@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from proxygml.evaluation.search import first_equal
-from proxygml.evaluation.validation import as_labels, as_matrix
+from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
 
 ITERATIONS = 25
 STARTS = 10  # the clustering with the lowest inertia counts
@@ -39,7 +39,7 @@ def nmi(
     points = centered.div_(max(float(centered.max()), -float(centered.min()), 1e-150)).float().numpy()  # (M, D)
     clusters = min(len(labels.unique()), len(first_equal(points).unique()))  # k-means needs distinct points
     starts, draw = (STARTS, _kmeans_plusplus) if clusters <= MANY_CLUSTERS else (1, _kmeans_plusplus_batched)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     lowest = np.inf
     for start in range(starts):
         centers = points[draw(points, clusters, rng)]  # (clusters, D)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proxygml.evaluation.counting import count_ranks
 from proxygml.evaluation.search import central_vector, nearest_in_blocks
+from proxygml.precision import full_float32
 
 MAX_COUNTED = 2**23  # P; each takes about 60 bytes
 MAX_COMPARED = 2**16  # R times D; above, float32 bounds leave too many comparisons open
@@ -38,7 +39,8 @@ def ranks_of_positives(
     origin = central_vector(gallery)  # (D,)
     if _countable(vectors, gallery, positives, origin):
         sides = (vectors, classes), (gallery, gallery_classes)
-        ranks = count_ranks(*sides, positives, origin, depth, block, process, progress)
+        with full_float32():
+            ranks = count_ranks(*sides, positives, origin, depth, block, process, progress)
         rank, world_size = process
         own = slice(len(vectors) * rank // world_size, len(vectors) * (rank + 1) // world_size)
         yield own, ranks[positives[: own.start].sum() : positives[: own.stop].sum()]
@@ -56,12 +58,8 @@ def ranks_of_positives(
 
 def _countable(vectors: Tensor, gallery: Tensor, positives: Tensor, origin: Tensor) -> bool:
     """Whether float32 products decide most comparisons and the counts fit in memory."""
-    try:
-        full_precision = torch.get_float32_matmul_precision() == "highest"  # others may round to bfloat16
-    except RuntimeError:  # raised when the newer precision switches were set
-        full_precision = False
     few = positives.max() * vectors.shape[1] <= MAX_COMPARED and positives.sum() <= MAX_COUNTED
     query_norms, norms = (torch.linalg.vector_norm(side - origin, dim=1) for side in (vectors, gallery))  # (M,), (G,)
     in_range = 1e-10 < max(query_norms.max(), norms.max()) < 1e10  # squares fit in float32
     duplicates = norms.unique(return_counts=True)[1].square().sum() / len(norms)  # equal norms: copies of an item
-    return bool(few and in_range and duplicates <= MAX_DUPLICATES and full_precision)
+    return bool(few and in_range and duplicates <= MAX_DUPLICATES)

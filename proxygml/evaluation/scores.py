@@ -11,7 +11,7 @@ from torch import Tensor
 from proxygml.distributed.collectives import sum_over_processes
 from proxygml.evaluation.clustering import nmi
 from proxygml.evaluation.ranks import ranks_of_positives
-from proxygml.evaluation.validation import as_labels, as_matrix
+from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def evaluate(
         item_labels = as_labels(gallery_labels, len(items), "gallery_labels")
     if any(n < 1 or n != int(n) for n in recall_at):
         raise ValueError(f"expected integers from 1 in recall_at, got {recall_at}")
+    check_seed(seed)
 
     classes = torch.cat([labels, item_labels]).unique(return_inverse=True)[1]  # (M + G,): labels as 0..C-1
     query_classes, item_classes = classes[: len(vectors)], classes[len(vectors) :]

@@ -40,3 +40,10 @@ def check_block(block: int) -> int:
     if block < 1:
         raise ValueError(f"expected a block of 1 or more queries, got {block}: omit it for the default")
     return block
+
+
+def check_seed(seed: int) -> int:
+    """The seed, if faiss can take it."""
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"expected a seed from 0 to 2**31 - 1, got {seed}")
+    return seed

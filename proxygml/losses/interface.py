@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.precision import full_float32
+
 MAX_ELEMENT = 1e15  # largest element of an embedding that a loss may square: sums of squares stay finite in float32
 
 
@@ -47,13 +49,13 @@ class LibraryLoss(nn.Module):
 
 @contextmanager
 def full_precision(loss: Any, embeddings: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Validated embeddings (B, D) and int64 labels (B,), with autocast off, in the `highest_precision` of the loss.
+    """Validated embeddings (B, D) and int64 labels (B,) in the `highest_precision` of the loss, autocast and TF32 off.
 
     The loss is a module with the attributes num_classes and embedding_dim.
     """
     labels = checked_shapes(embeddings, labels, loss.embedding_dim)
     check_values(embeddings, labels, loss.num_classes)
-    with without_autocast(embeddings.device.type):
+    with without_autocast(embeddings.device.type), full_float32():
         yield embeddings.to(highest_precision(embeddings, *loss.parameters())), labels
 
 

@@ -126,7 +126,7 @@ class Recipe(ProxyGMLSettings):
     freeze_batch_norm: bool = False
     """Do not update the statistics of batch normalization."""
     seed: int = 0
-    """Seed of weights, order and crops; the same seed gives the same run."""
+    """Seed of weights, order and crops; on a CPU with as many threads, the same seed gives the same run."""
 
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """The n of Recall@n."""
@@ -135,7 +135,7 @@ class Recipe(ProxyGMLSettings):
     device: Device = "auto"
     """Accelerator."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """Precision of the network; the loss always uses float32."""
+    """Precision of the network; loss and evaluation always use float32 in full."""
     workers: int = 0
     """Worker processes that decode images; 0: the training process decodes."""
     devices: int = 1
@@ -184,8 +184,8 @@ class Recipe(ProxyGMLSettings):
                 raise ValueError(f"expected {name} as numbers from {first}, got {getattr(self, name)}")
         if not self.recall_at:
             raise ValueError("expected at least one number in recall_at, got none")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"expected seed from 0 to 2**32 - 1, got {self.seed}")
+        if not 0 <= self.seed < 2**31:  # faiss takes an int
+            raise ValueError(f"expected seed from 0 to 2**31 - 1, got {self.seed}")
         for name in ("held_out", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1, got {getattr(self, name)}")

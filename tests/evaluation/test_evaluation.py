@@ -200,8 +200,6 @@ def test_counting_is_chosen_where_float32_suffices(monkeypatch):
     assert not countable(1e-12 * vectors)
     assert not countable(vectors, positives=2000)
     assert not countable(vectors[np.arange(600) % 4])  # 150 copies of each
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    assert not countable(vectors)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
@@ -374,6 +372,8 @@ INVALID = {
     "integers, got float32": lambda: nmi(SIX, torch.ones(3)),
     r"from 1 in recall_at, got \(0, 1\)": lambda: evaluate(SIX, ONES, recall_at=(0, 1)),
     r"integers from 1.*\[1.5\]": lambda: evaluate(SIX, ONES, recall_at=[1.5]),
+    r"seed from 0 to 2\*\*31 - 1, got 2147483648": lambda: evaluate(SIX, ONES, seed=2**31),
+    r"seed from 0 to 2\*\*31 - 1, got -1": lambda: nmi(SIX, ONES, seed=-1),
     "block of 1 or more queries, got 0": lambda: evaluate(SIX, ONES, block=0),
     "got only one: pass both or neither": lambda: evaluate(SIX, ONES, gallery=SIX),
     "together.*pass both or neither": lambda: evaluate(SIX, ONES, gallery_labels=ONES),

@@ -36,6 +36,7 @@ def test_unknown_setting_suggests_the_nearest() -> None:
     [
         ({"epochs": 0}, "epochs of at least 1, got 0"),
         ({"batch_size": 1}, "batch_size of at least 2"),
+        ({"seed": 2**31}, "expected seed from 0 to 2\\*\\*31 - 1, got 2147483648"),  # faiss takes an int
         ({"held_out": 1.0}, "held_out from 0 to below 1"),
         ({"crop_scale": (0.9, 0.5)}, "crop_scale as .min, max. above 0 and up to 1"),
         ({"recall_at": ()}, "at least one number in recall_at"),

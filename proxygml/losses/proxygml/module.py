@@ -16,6 +16,7 @@ from proxygml.losses.proxygml.definition import proxygml_loss
 from proxygml.losses.proxygml.fused import fits_fused, fused
 from proxygml.losses.proxygml.gradients import Gradients, Terms
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.precision import full_float32
 
 Implementation = Literal["auto", "definition", "fused", "chunked"]
 Compute = Callable[..., tuple[Terms, Gradients]]  # (embeddings, proxies, labels, differentiate=...)
@@ -93,7 +94,7 @@ class ProxyGMLLoss(nn.Module):
         """The loss of a batch; the last three arguments are for pytorch-metric-learning and ignored."""
         labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
-        with without_autocast(embeddings.device.type):  # exp of a sum of N cosines overflows float16
+        with without_autocast(embeddings.device.type), full_float32():  # float16 overflows in exp of N cosines
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
             embeddings, proxies = embeddings.to(precision), proxies.to(precision)
             if is_traced(embeddings):

@@ -22,6 +22,7 @@ from proxygml.losses.proxygml.chunked import chunked
 from proxygml.losses.proxygml.gradients import Terms
 from proxygml.losses.proxygml.module import ProxyGMLFunction, warn_without_negatives
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.precision import full_float32
 
 CLASSES_PER_SEED = 1024  # makes initial proxies independent of the number of processes
 
@@ -63,7 +64,7 @@ class ShardedProxyGMLLoss(nn.Module):
         """The loss of the batches of all processes, the same on each."""
         labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
         precision = highest_precision(embeddings, self.proxies)
-        with without_autocast(embeddings.device.type):
+        with without_autocast(embeddings.device.type), full_float32():
             embeddings = gather_rows(embeddings.to(precision), self.group, shared=True)  # (B, D)
             labels = gather_rows(labels, self.group, shared=True)  # (B,)
             embeddings, labels = self.check(embeddings, labels, self.num_classes)  # fails on all processes or none
