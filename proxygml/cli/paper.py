@@ -1,12 +1,15 @@
 """proxygml paper."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from proxygml.cli.display import output, show_progress, show_table
 from proxygml.cli.stopping import resume_hint
+
+if TYPE_CHECKING:
+    from proxygml.paper.executors import Executor
 
 QUEUE = "queue"
 
@@ -20,6 +23,8 @@ def paper(
     protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
     executor: Literal["local", "ray", "slurm"] = "local",
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None,
+    workers: int | None = None,
     runs: int | None = None,
     plan: bool = False,
     quick: bool = False,
@@ -47,9 +52,11 @@ def paper(
         only: Rows to run, by their names in the table [default: all].
         protocol: As the setting has it, without tuning; or fair: settings are chosen on held-out training classes, with
             equal trials for all, and test classes are scored once.
-        jobs: Runs at a time [default: one for each core, or one on a GPU; the queue runs one].
+        jobs: Runs at a time [default: one for each GPU, or for each core without GPUs, where the queue runs one].
         executor: Where to run: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
             (SBATCH_PARTITION and what else sbatch reads from its environment).
+        precision: Of all runs [default: that of the dataset's recipe]. Finished runs stay, whatever their precision.
+        workers: Processes of each run that decode images [default: those of the recipe].
         runs: Stop the queue after so many runs.
         plan: Show what is left in the queue, and about how long it takes, and run nothing.
         quick: Two epochs on 24 classes, one seed, into runs/quick: does everything work?
@@ -77,8 +84,9 @@ def paper(
         return
     results = results or Path("runs/quick" if quick else "results")
     work = work or Path("runs/quick" if quick else "runs/paper")
+    how = Executor(executor, jobs, precision, workers)
     if name == QUEUE:
-        _queue(data, results, work, runs=runs, quick=quick, plan=plan)
+        _queue(data, results, work, how, runs=runs, quick=quick, plan=plan)
         return
     module = paper.find(name)
     if not render:
@@ -94,7 +102,7 @@ def paper(
                 quick=quick,
                 results=results,
                 work=work,
-                executor=Executor(executor, jobs),
+                executor=how,
                 progress=progress,
             )
     table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
@@ -106,7 +114,9 @@ def paper(
         output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)
 
 
-def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, quick: bool, plan: bool) -> None:
+def _queue(
+    data: Path | None, results: Path, work: Path, executor: "Executor", *, runs: int | None, quick: bool, plan: bool
+) -> None:
     from proxygml.paper import queue
 
     if data is None:
@@ -139,7 +149,14 @@ def _queue(data: Path | None, results: Path, work: Path, *, runs: int | None, qu
 
     with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
         failed = queue.run_queue(
-            str(data), results=results, work=work, most=runs, quick=quick, progress=progress, on_run=on_run
+            str(data),
+            results=results,
+            work=work,
+            executor=executor,
+            most=runs,
+            quick=quick,
+            progress=progress,
+            on_run=on_run,
         )
     if failed:
         raise ValueError(f"the queue had failures: {'; '.join(failed)}")

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Protocol
 
@@ -40,10 +41,12 @@ Started = tuple[Mapping[str, Task], type[Exception]]  # tasks by name; the error
 
 @dataclass(frozen=True)
 class Executor:
-    """Kind of executor, and parallel runs on this machine (None: one per core, or one on a GPU)."""
+    """Kind of executor, and parallel runs on this machine (None: one for each GPU, or for each core without GPUs)."""
 
     kind: str = "local"
     jobs: int | None = None
+    precision: str | None = None  # of all runs, whatever their recipes say; it does not make them other runs
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "local" and self.jobs is not None:
@@ -61,18 +64,24 @@ class Executor:
 
     @property
     def parallel(self) -> int:
-        return self.jobs or (1 if torch.cuda.is_available() else os.cpu_count() or 1)
+        return self.jobs or len(_gpus()) or os.cpu_count() or 1
 
     def to_json(self) -> dict[str, str | int]:
         """The entry in `made_by` of a result."""
-        return {"jobs": self.parallel} if self.kind == "local" else {"executor": self.kind}
+        how: dict[str, str | int] = {"jobs": self.parallel} if self.kind == "local" else {"executor": self.kind}
+        return how | ({"precision": self.precision} if self.precision else {})
+
+    def run_recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe with the precision and workers of this executor."""
+        changes = {"precision": self.precision, "workers": self.workers}
+        return recipe.changed({name: value for name, value in changes.items() if value is not None})
 
 
 @contextmanager
 def on_this_machine(
     measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, jobs: int, alone: bool
 ) -> Iterator[Started]:
-    """`jobs` processes that share the cores; `alone`: a new process for each run."""
+    """`jobs` processes that share the cores, each with one GPU; `alone`: a new process for each run."""
     threads = max(1, torch.get_num_threads() // jobs)
     tasks: dict[str, Future] = {}
     with _new_pool(jobs, alone=alone) as pool:  # waits for its manager thread, even if it is broken
@@ -149,15 +158,30 @@ def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: 
 
 def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:
     spawned = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    if not alone:
-        return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin)
-    if sys.version_info < (3, 11):
+    if alone and sys.version_info < (3, 11):
         raise ValueError("a new process for each run, whose memory is measured, needs Python 3.11 or newer")
-    return ProcessPoolExecutor(jobs, mp_context=spawned, initializer=_begin, max_tasks_per_child=1)
+    gpus = _gpus()
+    return ProcessPoolExecutor(
+        jobs,
+        mp_context=spawned,
+        initializer=_begin,
+        initargs=(spawned.Value("i", 0), [gpus[job % len(gpus)] for job in range(jobs)] if gpus else []),
+        **({"max_tasks_per_child": 1} if alone else {}),
+    )
 
 
-def _begin() -> None:
-    """In each process of this machine: end silently when the experiment is stopped."""
+def _gpus() -> list[str]:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    return names.split(",")[: torch.cuda.device_count()]
+
+
+def _begin(started: Synchronized, gpus: list[str]) -> None:
+    """In each process of this machine: use the next GPU, and end silently when the experiment is stopped."""
+    with started.get_lock():
+        number, started.value = started.value, started.value + 1
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]  # before CUDA starts here
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_the_command, daemon=True).start()

@@ -25,6 +25,7 @@ def finished(
 
     `alone` gives each a new process. To close the generator ends them.
     """
+    recipes = {name: executor.run_recipe(recipe) for name, recipe in recipes.items()}
     for data, recipe in {recipe.data: recipe for recipe in recipes.values()}.items():
         if data is not None:
             build.load_images(recipe)  # data that no run can read is reported once, before the first run

@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from proxygml.files import locked
 from proxygml.paper import find
@@ -105,12 +107,16 @@ def run_queue(
     *,
     results: Path,
     work: Path,
+    executor: Executor,
     most: int | None = None,
     quick: bool = False,
     progress: Progress,
     on_run: Callable[[str, dict], None],
 ) -> list[str]:
-    """Run the queue, at most `most` runs; a sentence for each part that failed."""
+    """Run the queue, at most `most` runs, one at a time on each GPU; a sentence for each part that failed."""
+    if executor.kind != "local":
+        raise ValueError(f"the queue runs on this machine: leave out --executor {executor.kind}")
+    executor = replace(executor, jobs=executor.jobs or max(1, torch.cuda.device_count()))
     failed = []
     left = most
     with locked(work):
@@ -129,7 +135,7 @@ def run_queue(
                     [job for job in part.jobs if job in jobs or job not in missing],
                     results,
                     work,
-                    executor=Executor(jobs=1),
+                    executor=replace(executor, jobs=1) if hasattr(find(part.experiment), "measure") else executor,
                     progress=progress,
                     quick=quick,
                     on_run=lambda run, name=part.name: on_run(name, run),  # type: ignore[misc]

@@ -6,6 +6,7 @@ An interrupted run resumes after its last epoch; a run that another experiment a
 import shutil
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def run_experiment(
         raise ValueError(f"expected rows among {str(list(rows))[1:-1]}, got {unknown[0]!r}")
     if executor.kind != "local" and measure is not None:
         raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
-    executor = Executor(jobs=1) if measure else executor
+    executor = replace(executor, jobs=1) if measure else executor
     with locked(work):
         if protocol == "fair":
             rows = _tuned(dataset, rows, only, quick, results, work, executor, progress)

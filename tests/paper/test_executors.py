@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxygml.cli import main
 from proxygml.paper import running
@@ -164,3 +165,23 @@ def test_a_run_whose_process_ends_is_named(tmp_path: Path) -> None:
 
 def end(recipe: Recipe, folder: Path) -> dict:
     os._exit(1)
+
+
+def gpu_of(recipe: Recipe, folder: Path) -> dict:
+    """The GPU of a run, once the other process has begun one too."""
+    folder.mkdir(parents=True)
+    while len(list(folder.parent.iterdir())) < 2:
+        time.sleep(0.01)
+    return {"gpu": os.environ["CUDA_VISIBLE_DEVICES"], "recipe": [recipe.precision, recipe.workers]}
+
+
+def test_parallel_runs_have_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Executor().parallel == 2
+    executor = Executor(precision="bf16-mixed", workers=3)
+    runs = dict(finished(seeds(2), gpu_of, work=tmp_path, executor=executor, progress=lambda *_: None))
+    assert sorted(run["gpu"] for run in runs.values()) == ["3", "5"]
+    for run in runs.values():
+        assert run["recipe"] == ["bf16-mixed", 3]
+        assert (run["made_by"]["jobs"], run["made_by"]["precision"]) == (2, "bf16-mixed")
