@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 
+import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments import SLURMEnvironment
 from lightning_fabric.strategies import DDPStrategy
 
 from proxygml.distributed.collectives import require_equal_settings
-from proxygml.distributed.launch import LostProcessError, start_copies
+from proxygml.distributed.launch import ERROR_TOKEN, LostProcessError, start_copies, watch_first_process
 from proxygml.files import one_line
 
 
@@ -23,7 +24,6 @@ def launch_fabric(
     precision: str = "32-true",
     seed: int = 0,
     timeout: float = 1800,
-    find_unused_parameters: bool = False,
     settings: Mapping[str, object] | None = None,
 ) -> Fabric:
     """A launched Fabric with its seed set; `settings` must be equal in all processes.
@@ -40,10 +40,11 @@ def launch_fabric(
             if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
                 raise ValueError("several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md")
             start_copies(devices)
+        elif ERROR_TOKEN in os.environ and os.environ["LOCAL_RANK"] != "0":
+            watch_first_process()
         warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated")  # its successor is too new
         strategy = DDPStrategy(
-            find_unused_parameters=find_unused_parameters,
-            broadcast_buffers=False,  # JointBatchNorm keeps its statistics equal
+            broadcast_buffers=False,  # joint batch normalization keeps its statistics equal
             timeout=timedelta(seconds=min(timeout, 1e9)),  # timedelta overflows
         )
     try:
@@ -68,4 +69,5 @@ def launch_fabric(
             f"({one_line(error, max_length=100)}). Run the command again"
         ) from error
     fabric.seed_everything(seed, verbose=False)
+    torch.backends.cudnn.benchmark = fabric.device.type == "cuda"  # images have one size
     return fabric

@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 GRACE = 1.5  # seconds that the copies have to end after this process
+UNNOTICED = 30.0  # seconds that a process has to notice by itself that another has ended, as with gloo
 ERROR_TOKEN = "PROXYGML_ERROR_TOKEN"  # path of an empty file; the process that removes it reports the error
 
 
@@ -53,6 +57,34 @@ def start_copies(processes: int) -> None:
     ]
     os.environ["LOCAL_RANK"] = "0"
     atexit.register(_end, copies)
+    threading.Thread(target=_watch, args=(partial(_lost_copy, copies), copies), daemon=True).start()
+
+
+def watch_first_process() -> None:
+    """In a copy: end when the process that started it has ended."""
+    first = os.getppid()
+    lost = lambda: None if os.getppid() == first else "process 0 has ended"  # noqa: E731
+    threading.Thread(target=_watch, args=(lost, []), daemon=True).start()
+
+
+def _lost_copy(copies: list[subprocess.Popen]) -> str | None:
+    """Which copy has failed, if any."""
+    for rank, copy in enumerate(copies, 1):
+        if code := copy.poll():
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return f"process {rank} of {len(copies) + 1} {how}"
+    return None
+
+
+def _watch(find_lost: Callable[[], str | None], copies: list[subprocess.Popen]) -> None:
+    """End this process and its copies when another is lost: with NCCL, it would wait until the timeout."""
+    while (lost := find_lost()) is None:
+        time.sleep(0.5)
+    time.sleep(UNNOTICED)
+    if _take_token():
+        os.write(2, f"error: {lost}. Continue with --resume\n".encode())
+    _end(copies)
+    os._exit(1)
 
 
 def should_report(error: Exception) -> bool:
@@ -65,6 +97,11 @@ def should_report(error: Exception) -> bool:
         return True
     if isinstance(error, LostProcessError):
         time.sleep(2 * GRACE)
+    return _take_token()
+
+
+def _take_token() -> bool:
+    """Whether this process reports the error: the first that asks."""
     try:
         os.unlink(os.environ[ERROR_TOKEN])
     except FileNotFoundError:
