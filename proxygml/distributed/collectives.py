@@ -1,14 +1,15 @@
-"""Collectives with gradients: rows of all processes, sums over all processes; a check that settings are equal.
+"""Collectives: rows and sums of all processes, with gradients; means of gradients; a check that settings are equal.
 
 The gradient of `gather_rows` is multiplied by the number of processes, because DistributedDataParallel then averages
 over processes where the sum is needed.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
@@ -66,6 +67,20 @@ def _all_reduce(values: Tensor) -> Tensor:
     total = values.to(device, copy=True, memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total.to(values.device)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its mean over all processes, so that equal copies of a parameter stay equal."""
+    size = dist.get_world_size()
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.coalesce()
+            indices = gather_rows(gradient.indices().T, shared=False).T
+            values = gather_rows(gradient.values() / size, shared=False)
+            parameter.grad = torch.sparse_coo_tensor(indices, values, gradient.shape, check_invariants=False).coalesce()
+        elif gradient is not None:
+            parameter.grad = _all_reduce(gradient) / size
 
 
 def require_equal_settings(settings: dict[str, object], group: dist.ProcessGroup | None = None) -> None:

@@ -35,7 +35,6 @@ def start_fabric(recipe: Recipe) -> Fabric:
         precision=recipe.precision,
         seed=recipe.seed,
         timeout=recipe.timeout,
-        find_unused_parameters=bool(recipe.warmup),  # the trunk has no gradients during a warm-up
         settings=asdict(recipe),
     )
 

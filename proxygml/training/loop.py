@@ -18,7 +18,7 @@ from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.loading import load_batches
 from proxygml.distributed.batch_norm import join_batch_norms
 from proxygml.distributed.checkpoints import load_shards, save_shards
-from proxygml.distributed.collectives import gather_rows, sum_over_processes
+from proxygml.distributed.collectives import average_gradients, gather_rows, sum_over_processes
 from proxygml.losses.proxygml.settings import choose_links
 from proxygml.training import build
 from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
@@ -51,6 +51,7 @@ class TrainingLoop:
         self.recipe, self.fabric, self.images = recipe, fabric, images
         self.position = "the start"  # later "epoch 2, step 5"
         self.skipped_in_a_row = 0
+        self.warming_up = False  # the trunk is not trained
         loss = build.build_loss(recipe, len(images.class_names))
         # Fail before a folder is created if no batch can be drawn or the images are too small for the network.
         build.draw_batches(recipe, images.labels, loss, epoch=0)
@@ -67,6 +68,10 @@ class TrainingLoop:
             join_batch_norms(model, fabric.device)
         self.model, self.loss = fabric.setup_module(model), loss.to(fabric.device)
         self.optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(optimizer))
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.fabric.device.type == "cuda"
 
     def train_epoch(
         self,
@@ -89,19 +94,21 @@ class TrainingLoop:
         frozen = [module for name in recipe.frozen for module in self.model.trunk.stage_modules(name)]
         for module in [self.model] if recipe.freeze_batch_norm else frozen:
             _freeze_statistics(module)
+        self.warming_up = epoch in recipe.warmup
         for parameter in self.trunk:
-            parameter.requires_grad_(epoch not in recipe.warmup)
+            parameter.requires_grad_(not self.warming_up)
         if recipe.start_ratio is not None:
             self.loss.links = scheduled_links(recipe, len(self.images.class_names), epoch)  # type: ignore[assignment]
 
         batches = build.draw_batches(recipe, self.images.labels, self.loss, epoch)
+        batches = self.fabric.broadcast(batches)  # some losses draw by distances, whose last digit may differ
         monitor = StepMonitor(self.fabric.device, in_a_row=self.skipped_in_a_row)
         for step, (images, labels) in enumerate(self._load(batches, epoch)):
             self.position = f"epoch {epoch + 1}, step {step + 1}"
             factor = learning_rate_factor(recipe, epoch + step / len(batches))
             for group in optimizer.param_groups:
                 group["lr"] = group["base_rate"] * factor
-            value, finite = self.train_step(images, labels)
+            value, finite = self.train_step(images, labels, (recipe.seed, epoch, step))
             try:
                 monitor.add(loss_terms(self.loss, value), finite, len(batches[step]))
             except ValueError as error:
@@ -110,49 +117,56 @@ class TrainingLoop:
         means, self.skipped_in_a_row = monitor.means(), monitor.in_a_row
         return means | {f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups}
 
-    def train_step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def train_step(self, images: Tensor, labels: Tensor, seed: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """One step on this process's part of a batch: images (b, 3, H, W), labels (b,) -> loss, is_finite.
 
         If a gradient is not finite, no parameter changes. With a fused optimizer nothing is read from the device.
+        `seed` is that of random draws in the loss.
         """
-        device = self.fabric.device
-        value = self._compute_loss(images.to(device, non_blocking=True), labels.to(device, non_blocking=True))
-        self.optimizer.zero_grad()
-        self.fabric.backward(value)
-        finite = are_finite([p.grad for group in self.optimizer.param_groups for p in group["params"]])
-        if self.fabric.world_size > 1:  # sharded proxies differ between processes
+        device, several = self.fabric.device, self.fabric.world_size > 1
+        with self.fabric.no_backward_sync(self.model, enabled=self.warming_up):  # DDP expects gradients of the trunk
+            value = self._compute_loss(images.to(device, non_blocking=True), labels.to(device, non_blocking=True), seed)
+            self.optimizer.zero_grad()
+            self.fabric.backward(value)
+        if several:
+            parameters = [] if self.recipe.shard else [*self.loss.parameters()]
+            average_gradients([*parameters, *(self.model.head.parameters() if self.warming_up else ())])
+        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        finite = are_finite(gradients)
+        if several:  # sharded proxies differ between processes
             finite = sum_over_processes((~finite).float()) == 0
         inner: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Fabric wraps it
-        fused = inner.defaults.get("fused") and not self.recipe.sparse_gradient
-        if fused and self.recipe.precision != "16-mixed":
+        if getattr(self.fabric.strategy.precision, "scaler", None) is not None:  # it skips the step, if all do
+            gradients[0].masked_fill_(~finite, math.inf)
+        elif inner.defaults.get("fused"):
             inner.found_inf = (~finite).float()
-        if fused or self.recipe.precision == "16-mixed" or finite:  # 16-mixed: GradScaler skips the step
-            self.optimizer.step()
+        elif not finite:
+            return value, finite
+        self.optimizer.step()
         return value, finite
 
-    def _compute_loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _compute_loss(self, images: Tensor, labels: Tensor, seed: tuple[int, ...]) -> Tensor:
         """The loss of the whole batch from this process's part: images (b, 3, H, W), labels (b,)."""
         embeddings = self.model(images)  # (b, D)
-        if self.fabric.world_size == 1 or self.recipe.shard:  # the sharded loss gathers them itself
-            return self.loss(embeddings, labels)
-        embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
-        random_state = self.fabric.broadcast(torch.get_rng_state())  # dropout has made them different
-        with torch.random.fork_rng(devices=[]):  # random numbers in the loss must be the same in all processes
-            torch.set_rng_state(random_state)
+        if self.fabric.world_size > 1 and not self.recipe.shard:  # the sharded loss gathers them itself
+            embeddings, labels = (gather_rows(rows, shared=False) for rows in (embeddings, labels))  # (B, D), (B,)
+        state = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        with torch.random.fork_rng([self.fabric.device] if self.on_cuda else []):  # equal draws in all processes
+            (torch.manual_seed if self.on_cuda else torch.default_generator.manual_seed)(state)  # the latter is faster
             return self.loss(embeddings, labels)
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's part of each batch: images (b, 3, H, W), labels (b,); b may be 0."""
         crops = build.training_crops(self.recipe, self.images, epoch)
         parts = [np.array_split(batch, self.fabric.world_size)[self.fabric.global_rank] for batch in batches]
-        cuda, workers = self.fabric.device.type == "cuda", self.recipe.workers
+        workers = self.recipe.workers
         loader: DataLoader = DataLoader(
             crops,  # type: ignore[arg-type]  # has a length and items, as a Dataset
             batch_sampler=parts,  # type: ignore[arg-type]  # arrays instead of lists
             num_workers=workers,
             collate_fn=partial(_collate, crops=crops),
-            pin_memory=cuda,
-            prefetch_factor=PREFETCH if cuda and workers else None,
+            pin_memory=self.on_cuda,
+            prefetch_factor=PREFETCH if self.on_cuda and workers else None,
         )
         return load_batches(loader)
 
@@ -169,6 +183,8 @@ class TrainingLoop:
         return self.weights() | {
             "optimizer": optimizer,
             "random_state": torch.get_rng_state(),
+            "cuda_random_state": torch.cuda.get_rng_state(self.fabric.device) if self.on_cuda else None,
+            "grad_scaler": self.fabric.strategy.precision.state_dict(),
             "processes": self.fabric.world_size,
         }
 
@@ -187,6 +203,10 @@ class TrainingLoop:
             if not self.recipe.shard:
                 self.loss.load_state_dict(state["loss"])
             torch.set_rng_state(state["random_state"])
+            if self.on_cuda and state.get("cuda_random_state") is not None:  # None: was trained on another device
+                torch.cuda.set_rng_state(state["cuda_random_state"], self.fabric.device)
+            if state.get("grad_scaler"):
+                self.fabric.strategy.precision.load_state_dict(state["grad_scaler"])
         except Exception as error:  # torch raises many types for a state that does not fit
             raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
         if self.recipe.shard:

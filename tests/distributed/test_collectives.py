@@ -12,7 +12,7 @@ from torch import nn
 
 from proxygml import backbones, evaluation, losses
 from proxygml.distributed.batch_norm import JointBatchNorm, join_batch_norms
-from proxygml.distributed.collectives import gather_rows
+from proxygml.distributed.collectives import average_gradients, gather_rows
 from proxygml.training.loop import _freeze_statistics
 
 STEPS, BATCH, CLASSES = 20, 7, 4
@@ -70,6 +70,11 @@ def work(rank: int, size: int, folder: str) -> None:
             optimizer.step()
             values.append(value.item())
         found[method] = {"values": values, "state": state(network, loss)}
+    dense, sparse = nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(4, 2))
+    dense.grad = torch.full((2, 4), float(rank)).T  # not contiguous
+    sparse.grad = torch.sparse_coo_tensor([[rank, 3]], [[3.0, 3.0], [rank, 0.0]], (4, 2), check_invariants=True)
+    average_gradients([dense, sparse, nn.Parameter(torch.zeros(1))])
+    found["averages"] = dense.grad, sparse.grad
     found["scores"] = {way: scores(way, (rank, size)).to_json() for way in WAYS}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -106,6 +111,14 @@ def test_batch_norm_keeps_its_state() -> None:
     join_batch_norms(network, CPU)
     assert any(isinstance(module, JointBatchNorm) for module in network.modules())
     torch.testing.assert_close(network(images), before)
+
+
+def test_gradients_are_averaged(found: list[dict]) -> None:
+    for process in found:
+        dense, sparse = process["averages"]
+        assert torch.equal(dense, torch.ones(4, 2))
+        assert sparse.is_sparse
+        assert torch.equal(sparse.to_dense(), torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]]))
 
 
 @pytest.fixture

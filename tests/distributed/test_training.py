@@ -68,8 +68,8 @@ def assert_same(several: Run, one: Run, within: float) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "changes"),
-    [(2, {"warmup": (0,)}), (3, {"loss": "ms", "batch_size": 20})],
-    ids=["ProxyGML with a warm-up", "a pair loss in batches that do not divide"],
+    [(2, {"warmup": (0,), "proxy_rows": 5}), (3, {"loss": "ms", "batch_size": 20})],
+    ids=["ProxyGML with a warm-up and random rows", "a pair loss in batches that do not divide"],
 )
 def test_equals_one_process(processes: int, changes: dict, tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"epochs": 2, **CALM, **changes})
@@ -219,31 +219,63 @@ def test_several_nodes_are_told_what_they_need(tiny: Recipe, tmp_path: Path) -> 
     )
 
 
-def test_processes_skip_a_step_together(tmp_path: Path, tiny: Recipe) -> None:
-    recipe = tiny.changed({"shard": True, "epochs": 1, "devices": 2})
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys, torch\n"
-        "from pathlib import Path\n"
-        "from proxygml.training import build\n"
-        "from proxygml.training.recipe import Recipe\n"
-        "from proxygml.training.trainer import train\n"
-        "build_loss = build.build_loss\n"
-        "def poisoned(recipe, num_classes):\n"
-        "    loss, steps = build_loss(recipe, num_classes), iter(range(1, 100))\n"
-        "    bad = 2 if os.environ['RANK'] == '1' else 0\n"
-        "    loss.proxies.register_hook(lambda gradient: gradient * (torch.nan if next(steps) == bad else 1))\n"
-        "    return loss\n"
-        "build.build_loss = poisoned\n"
-        "train(Recipe.from_json(Path('recipe.json').read_text()), Path('run'))\n"
-    )
-    (tmp_path / "recipe.json").write_text(recipe.to_json())
+DISTURBED = """
+import os, torch
+from pathlib import Path
+from lightning_fabric.plugins import MixedPrecision
+from proxygml.distributed import fabric
+from proxygml.training import build
+from proxygml.training.loop import TrainingLoop
+from proxygml.training.recipe import Recipe
+from proxygml.training.trainer import train
+Fabric = fabric.Fabric
+def with_scaler(precision, **arguments):  # on a CPU, Fabric replaces 16-mixed
+    chosen = {"plugins": MixedPrecision(precision, "cpu")} if precision == "16-mixed" else {"precision": precision}
+    return Fabric(**chosen, **arguments)
+fabric.Fabric = with_scaler
+build_loss, train_epoch, rank = build.build_loss, TrainingLoop.train_epoch, os.environ["RANK"]
+def disturbed(recipe, num_classes):
+    loss, steps = build_loss(recipe, num_classes), iter(range(1, 1000))
+    def disturb(gradient):
+        step = next(steps)
+        return gradient * (FACTOR if rank == "1" else 1)
+    loss.proxies.register_hook(disturb)
+    return loss
+def epoch_and_state(loop, epoch, **arguments):
+    means = train_epoch(loop, epoch, **arguments)
+    scale = loop.fabric.strategy.precision.state_dict().get("scale")
+    torch.save({"proxies": loop.loss.proxies.detach(), "scale": scale}, f"{rank}.pt")
+    return means
+build.build_loss, TrainingLoop.train_epoch = disturbed, epoch_and_state
+train(Recipe.from_json(Path("recipe.json").read_text()), Path("run"))
+"""
+
+
+def train_disturbed(recipe: Recipe, factor: str, folder: Path) -> list[dict]:
+    """Train in two processes, the second with its gradient of proxies times a factor: their proxies and scales."""
+    (folder / "script.py").write_text(DISTURBED.replace("FACTOR", factor))
+    (folder / "recipe.json").write_text(recipe.to_json())
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=ONE_THREAD | IMPORTED)
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=folder, env=ONE_THREAD | IMPORTED)
     assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_proxies_of_processes_stay_equal(tmp_path: Path, tiny: Recipe) -> None:
+    recipe = tiny.changed({"precision": "bf16-mixed", "epochs": 1, "devices": 2})
+    first, second = train_disturbed(recipe, "1.001", tmp_path)
+    assert torch.equal(first["proxies"], second["proxies"])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_processes_skip_a_step_together(tmp_path: Path, tiny: Recipe, precision: str) -> None:
+    recipe = tiny.changed({"shard": True, "epochs": 1, "devices": 2, "precision": precision})
+    first, second = train_disturbed(recipe, "torch.nan if step == 2 else 1", tmp_path)
     run = Run.open(tmp_path / "run")
     assert run.scores["skipped_steps"] == 1
     state = run.load_last()
     assert all(value.isfinite().all() for value in state["model"].values())
     taken = {float(one["step"]) for one in state["optimizer"]["state"].values()}
     assert len(taken) == 1  # of the network and of the proxies alike
+    assert first["scale"] == second["scale"] == (2**15 if precision == "16-mixed" else None)
+    assert state["grad_scaler"].get("scale") == first["scale"]
