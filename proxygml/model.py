@@ -4,7 +4,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +82,7 @@ class Model:
             run = Run.open(run)
         self.run, self.recipe = run, run.recipe
         if data is not None:
-            self.recipe = self.recipe.changed({"data": str(data)})
+            self.recipe = self.recipe.changed({"data": os.path.abspath(data)})
         found = build.find_device(device or self.recipe.device)
         if found is None and device is not None:
             raise ValueError(f"device {device} is not available: use --device cpu or auto")
@@ -281,6 +281,7 @@ def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> 
     if (folder / "items.sqlite").is_file():
         index = Index.open(folder)
         if index.model == model_id and index.metadata.get("complete") == "yes":
+            _follow_images(index, model, split)
             return index
         index.close()
     images = model.load_images()[split]
@@ -295,8 +296,20 @@ def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> 
         if index.folder is not None:
             index.save_model(model.run.folder)
         index.set_metadata("root", os.path.abspath(images.root or "."))
+        index.set_metadata("data", model.recipe.data or "")
         index.set_metadata("complete", "yes")
     return index
+
+
+def _follow_images(index: Index, model: Model, split: str) -> None:
+    """Change the paths in a run's index if its images have moved and are found."""
+    data = model.recipe.data or ""
+    if index.metadata.get("data") != data and os.path.exists(data):
+        root = os.path.abspath(model.load_images()[split].root or ".")
+        with suppress(files.UnwritableError):
+            index.relocate(index.metadata["root"], root)
+            index.set_metadata("root", root)
+            index.set_metadata("data", data)
 
 
 def _open_cache(folder: Path, dim: int, model_id: str) -> Index:

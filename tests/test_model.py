@@ -268,7 +268,11 @@ class TestRun:
         error = f"the images of {run.folder} are not in {photos}: name their folder with --data"
         with pytest.raises(FileNotFoundError, match=re.escape(error)):
             model.Model(run).load_images()
-        assert len(model.Model(run, data=photos.with_name("moved")).load_images()["train"]) == len(whole)
+        moved = photos.with_name("moved")
+        paths = [str(moved / Path(path).relative_to(photos)) for path in next(whole.blocks()).paths]
+        for data in (moved, None):  # once told, the index knows
+            again = model.open_vectors(run.folder, data=data)
+            assert next(again.blocks()).paths.tolist() == paths
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
     def test_device(self, trained_run: Run) -> None:
