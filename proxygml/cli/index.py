@@ -11,13 +11,14 @@ import tyro
 from proxygml.cli.display import messages, output, show_progress
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
+from proxygml.training.recipe import Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Model
+    from proxygml.model import Kind, Model
     from proxygml.retrieval import AnyIndex
     from proxygml.training.run import Progress
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Location = Annotated[str, tyro.conf.Positional]
 FolderLocation = Annotated[Path, tyro.conf.Positional]
+SOURCES: tuple["Kind", ...] = ("embeddings", "images", "index", "run")
 SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN")]
 
 
@@ -35,7 +37,8 @@ def build(
     run: Path | None = None,
     dataset: str | None = None,
     data: Path | None = None,
-    split: Literal["test", "train"] = "test",
+    split: Split | None = None,
+    device: Device | None = None,
     kind: Literal["exact", "hnsw", "ivf-pq"] | None = None,
 ) -> None:
     """Build an index; after Ctrl-C, a kill or a full disk the same command continues.
@@ -46,22 +49,25 @@ def build(
         out: A new folder, or postgresql://USER@HOST/DATABASE?index=NAME.
         run: The run that embeds images; a copy of its network is stored in the index, to embed queries.
         dataset: A dataset, instead of a source.
-        data: Folder of that dataset.
-        split: Which half of the dataset or run.
+        data: Folder of that dataset, or of the run's images if they have moved.
+        split: Which images [default: all of a run, test of a dataset].
+        device: Accelerator that embeds images [default: the run's, if this machine has it].
         kind: How to search [default: by the number of vectors, see docs/search.md].
     """
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Model
+    from proxygml.model import Model, kind_of
     from proxygml.retrieval import create_index, is_url, open_index
     from proxygml.retrieval.contents import build_lock
     from proxygml.retrieval.url import IndexURL
     from proxygml.retrieval.validation import checked_blocks
 
-    model = None if run is None else Model(run)
-    items = _open_source(source, model, dataset, data, split)
+    if run is None and source is not None and kind_of(source, SOURCES) == "run":
+        run = Path(source)
+    model = None if run is None else Model(run, device=device)
+    items = _open_source(source, model, dataset, data, split, device)
     if source is None:
-        name = f"{dataset} {data or ''} {split}"
+        name = f"{dataset} {data or ''} {split or 'test'}"
     else:
         name = str(IndexURL.parse(source)) if is_url(source) else os.path.abspath(source)
     if isinstance(items, ImageList):
@@ -95,7 +101,8 @@ def add(
     run: Path | None = None,
     dataset: str | None = None,
     data: Path | None = None,
-    split: Literal["test", "train"] = "test",
+    split: Split | None = None,
+    device: Device | None = None,
 ) -> None:
     """Add to an index; paths that it contains already stay unchanged.
 
@@ -104,16 +111,17 @@ def add(
         source: An .npz of embeddings, a folder of images, another index, or a run.
         run: The run that embeds images [default: the one stored in the index].
         dataset: A dataset, instead of a source.
-        data: Folder of that dataset.
-        split: Which half of the dataset or run.
+        data: Folder of that dataset, or of the run's images if they have moved.
+        split: Which images [default: all of a run, test of a dataset].
+        device: Accelerator that embeds images [default: the run's, if this machine has it].
     """
     from proxygml.model import Model
     from proxygml.retrieval import open_index
 
     opened = open_index(index)
     folder = run or opened.model_folder()
-    model = None if folder is None else Model(folder)
-    _fill(opened, _open_source(source, model, dataset, data, split), model)
+    model = None if folder is None else Model(folder, device=device)
+    _fill(opened, _open_source(source, model, dataset, data, split, device), model)
 
 
 def remove(index: Location, items: Annotated[tuple[str, ...], tyro.conf.Positional]) -> None:
@@ -207,20 +215,27 @@ def index(
 
 
 def _open_source(
-    source: str | None, model: "Model | None", dataset: str | None, data: Path | None, split: Split
+    source: str | None,
+    model: "Model | None",
+    dataset: str | None,
+    data: Path | None,
+    split: Split | None,
+    device: Device | None,
 ) -> "Source":
     from proxygml.data import load
     from proxygml.model import images_below, kind_of, open_vectors
 
     if (source is None) == (dataset is None):
         raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
-    if source is not None and kind_of(source, ("embeddings", "images", "index", "run")) != "images":
+    if source is not None and kind_of(source, SOURCES) != "images":
         with show_progress() as progress:
-            return open_vectors(source, split=split, progress=progress)
+            return open_vectors(source, split=split or "all", data=data, device=device, progress=progress)
     if model is None:
         raise ValueError("images need --run RUN, a trained run that embeds them")
     if source is not None:
         return images_below(Path(source))
+    if split == "all":
+        raise ValueError("a dataset is indexed in parts: --split train, then `index add` with --split test")
     changes = {"dataset": dataset, "data": None if data is None else str(data), "classes": None}
     recipe = model.recipe.changed(changes)
     both = load(recipe.dataset, recipe.data, size=recipe.image_size, test_fraction=recipe.test_fraction)

@@ -74,7 +74,8 @@ def search(
     paths = {hit.path for hits in results for hit in hits}
     missing = sorted(path for path in paths if os.path.isabs(path) and not os.path.exists(path))
     if missing:
-        remedy = "if they have moved, use `proxygml index relocate`"
+        remedy = "name their folder with --data" if kind_of(index) == "run" else "use `proxygml index relocate`"
+        remedy = f"if they have moved, {remedy}"
         messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}: {remedy}")
 
 
