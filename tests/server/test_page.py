@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from proxygml.cli.browse import redirection
 from tests.server.conftest import served
 
 pytestmark = pytest.mark.slow
@@ -342,7 +343,7 @@ def test_ten_classes_have_colors_and_others_by_click(
     assert page.evaluate("slots") == list(range(10))
     assert page.locator("#legend button[aria-pressed=true]").count() == 10
     assert "4 other classes" in page.locator("#legend").inner_text()
-    gray = page.evaluate("backColor")
+    gray = page.evaluate("colors[classes.indexOf(13)]")
     last = page.evaluate("classes.indexOf(12)")
     assert page.evaluate(f"colors[{last}]") == gray
     page.evaluate(f"choose({last})")
@@ -588,6 +589,17 @@ def test_invalid_address_is_one_line(visit: Callable[..., Visit], chromium: obje
     seen.page.evaluate("location.hash = '#view=nothing&image=abc&page=-3&pair=1&upload=7'")
     seen.page.wait_for_selector("#notice:has-text('that upload is gone')")
     assert seen.page.evaluate("state.view") == "images"
+
+
+def test_private_file_leads_to_the_page_with_its_token(chromium: object, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", vectors=np.eye(4), labels=np.arange(4))
+    serving = served(tmp_path / "own.npz", "--host", "0.0.0.0")
+    page = chromium.new_page()
+    page.goto(redirection(next(serving), tmp_path))
+    page.wait_for_selector("#grid .tile")
+    assert "token" not in page.url
+    page.close()
+    serving.close()
 
 
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
