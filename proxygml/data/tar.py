@@ -31,11 +31,12 @@ MAX_LABEL_BYTES = 2**16
 LISTING_VERSION = 1  # of the files in the cache
 
 
-def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
+def load(root: str | Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
     """Training and test images from the tar files in the folder `root`, or from a single tar file.
 
     `split_classes` selects `test_fraction` of the classes for testing.
     """
+    root = Path(root)
     folder, files = (root, sorted(root.glob("*.tar"))) if root.is_dir() else (root.parent, [root])
     if not files or not files[0].is_file() or files[0].suffix != ".tar":
         raise FileNotFoundError(f"no tar files in {root}: expected file names that end in .tar")

@@ -52,7 +52,7 @@ class Index:
         self.close = database.close
 
     @classmethod
-    def create(cls, folder: Path | None, *, dim: int, model: str = "", kind: str = "exact") -> "Index":
+    def create(cls, folder: str | Path | None, *, dim: int, model: str = "", kind: str = "exact") -> "Index":
         """An empty index of vectors (M, dim) from the model with this id; in memory if `folder` is None."""
         if kind not in KINDS:
             raise ValueError(f"expected a kind of index among {', '.join(KINDS)}, got {kind!r}")
@@ -63,6 +63,7 @@ class Index:
             database = Database(None)
             database.create_tables(metadata)
             return cls(database)
+        folder = Path(folder)
         check_new(folder)
         with atomic_write(folder / DATABASE) as draft:
             database = Database(draft)
@@ -71,7 +72,7 @@ class Index:
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> "Index":
+    def open(cls, folder: str | Path) -> "Index":
         """An existing index."""
         path = Path(folder) / DATABASE
         if not path.is_file():

@@ -44,11 +44,14 @@ class Run:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # may be a str
+
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe) -> "Run":
         """A new run in an empty or absent folder."""
-        require_empty(Path(folder))
         run = cls(Path(folder))
+        require_empty(run.folder)
         run.write_recipe(recipe)
         return run
 

@@ -276,3 +276,8 @@ def test_graph_search_with_patched_faiss(tmp_path: Path) -> None:
     first, second, third, other, fifth = done.stdout.split()
     assert (first, second, third, fifth) == ("0", "1", "2", "4")
     assert other != "3"
+
+
+def test_folder_may_be_a_string(tmp_path: Path) -> None:
+    Index.create(str(tmp_path / "index"), dim=2).close()
+    assert Index.open(str(tmp_path / "index")).folder == tmp_path / "index"

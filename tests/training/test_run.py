@@ -30,6 +30,11 @@ def test_a_run_remembers_its_recipe_and_log(run: Run) -> None:
     assert again.log == [{"epoch": 1}, {"epoch": 2}]
 
 
+def test_folder_may_be_a_string(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert Run.create(folder, GLYPHS) == Run.open(folder) == Run(folder) == Run(tmp_path / "run")
+
+
 def test_a_half_written_line_of_the_log_is_left_out(run: Run) -> None:
     (run.folder / "log.jsonl").write_text('{"epoch": 1}\n{"epo')
     assert run.log == [{"epoch": 1}]
