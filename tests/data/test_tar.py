@@ -86,7 +86,7 @@ def test_processes_and_workers_read_every_image_once(shards: Path) -> None:
     read: list[int] = []
     for rank in range(2):
         process = SimpleNamespace(global_rank=rank, world_size=2, device=torch.device("cpu"))
-        loop = cast(TrainingLoop, SimpleNamespace(recipe=recipe, images=images, fabric=process))
+        loop = cast(TrainingLoop, SimpleNamespace(recipe=recipe, images=images, fabric=process, on_cuda=False))
         for pixels, _ in TrainingLoop._load(loop, batches, epoch=0):
             read += (pixels[:, 0, 0, 0] // 7).tolist()  # by their shade of red
     assert sorted(read) == sorted(int(re.search(r"(\d+)\.png@", path, re.I).group(1)) for path in images.paths)
