@@ -59,10 +59,11 @@ def evaluate(
     """Scores of vectors (M, D) with integer labels (M,), ranked by Euclidean distance (cosine for unit vectors).
 
     Each image is searched among all others, or in gallery (G, D) with gallery_labels (G,) if given. NMI (`cluster`)
-    covers the M images either way. Recall@n with n above the number of items is the recall of all items. `progress` is
-    called with (images done, M) after every block, then with (iterations done, all iterations) of k-means. With several
-    processes, all call this with the same vectors; `process` = (rank, world size) compares its part, and all return the
-    scores. k-means is not distributed; each process may ask for it or not.
+    covers the M images either way. Items at equal distance are ranked in a random order, drawn from `seed`: in the
+    order of the rows, equal vectors could score anything. Recall@n with n above the number of items is the recall of
+    all items. `progress` is called with (images done, M) after every block, then with (iterations done, all iterations)
+    of k-means. With several processes, all call this with the same vectors; `process` = (rank, world size) compares its
+    part, and all return the scores. k-means is not distributed; each process may ask for it or not.
     """
     vectors = as_matrix(vectors, "vectors", min_rows=1 if gallery is not None else 2)  # (M, D)
     labels = as_labels(labels, len(vectors), "labels")  # (M,)
@@ -76,15 +77,18 @@ def evaluate(
         raise ValueError(f"expected integers from 1 in recall_at, got {recall_at}")
     check_seed(seed)
 
-    classes = torch.cat([labels, item_labels]).unique(return_inverse=True)[1]  # (M + G,): labels as 0..C-1
-    query_classes, item_classes = classes[: len(vectors)], classes[len(vectors) :]
+    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))  # (G,)
+    items, item_labels = items[order], item_labels[order]
+    queries, query_labels = (items, item_labels) if gallery is None else (vectors, labels)  # (M, D), (M,)
+    classes = torch.cat([query_labels, item_labels]).unique(return_inverse=True)[1]  # (M + G,): labels as 0..C-1
+    query_classes, item_classes = classes[: len(queries)], classes[len(queries) :]
     positives = item_classes.bincount(minlength=len(classes))[query_classes] - int(gallery is None)  # (M,): R
     depth, report = int(max(recall_at, default=1)), progress or (lambda done, total: None)
     per_image = torch.zeros(len(recall_at) + 2, len(vectors), dtype=torch.float64)  # (metrics, M)
-    sides = vectors, query_classes, items, item_classes
+    sides = queries, query_classes, items, item_classes
     blocks = ranks_of_positives(*sides, positives, depth=depth, block=block, process=process, progress=report)
-    for queries, ranks in blocks:
-        per_image[:, queries] = _metrics(ranks, positives[queries], recall_at)
+    for rows, ranks in blocks:
+        per_image[:, rows] = _metrics(ranks, positives[rows], recall_at)
     if process[1] > 1:
         per_image = sum_over_processes(per_image)
     *recalls, r_precision, map_at_r = per_image.mean(1).tolist()  # (metrics, M) -> (metrics,)

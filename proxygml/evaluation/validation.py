@@ -15,7 +15,10 @@ def as_matrix(vectors: np.ndarray | Tensor, name: str, *, min_rows: int = 1, wid
         shape, got = f"({min_rows} or more, {width or 'dimensions'})", f"{vectors.dtype} of shape {vectors.shape}"
         raise ValueError(f"expected {name} of shape {shape}, real numbers, got {got}: pass one row per image")
     vectors = np.require(vectors, np.float64, ["C", "W"])
-    if not (vectors.max() < 1e150 and vectors.min() > -1e150):  # squares must stay finite too
+    largest = max(vectors.max(), -vectors.min())
+    if 0 < largest < 1e-100:
+        raise ValueError(f"expected {name} with numbers above 1e-100, whose squares are not 0, got up to {largest:.1e}")
+    if not largest < 1e150:  # squares must stay finite too
         bad = ~(np.abs(vectors) < 1e150).all(axis=1)  # (M,)
         raise ValueError(
             f"expected finite {name} (no NaN, all below 1e150), got {bad.sum()} of {len(bad)} rows that are not, "

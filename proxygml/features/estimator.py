@@ -45,7 +45,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     batch_size : maximum batch size; an epoch has at least 16 steps.
     held_out : fraction of the classes (at least two) that select whitening, sharpening and the number of epochs. With
         0, or fewer than four classes, all epochs are trained.
-    random_state : seed.
+    random_state : seed. The result depends on it and on the order of the samples.
     progress : show a progress bar.
 
     Attributes

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from proxygml.precision import full_float32
 
+MIN_NORM = 1e-12  # smallest divisor of a vector in F.normalize
 MAX_ELEMENT = 1e15  # largest element of an embedding that a loss may square: sums of squares stay finite in float32
 
 
@@ -106,17 +107,17 @@ def checked_shapes(embeddings: Tensor, labels: Tensor, embedding_dim: int) -> Te
     return labels.to(embeddings.device, torch.int64)
 
 
-def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> float:
-    """The norm of all embeddings as one vector, infinite if squares overflow; an error if a value is wrong."""
+def check_values(embeddings: Tensor, labels: Tensor, num_classes: int) -> bool:
+    """Whether the squares of all embeddings are in range; an error if a value is wrong."""
     if len(embeddings) == 0:
         raise ValueError("expected at least one embedding, got an empty batch")
-    norm = torch.linalg.vector_norm(embeddings.detach()).item()
-    if not math.isfinite(norm) and (rows := (~torch.isfinite(embeddings)).any(dim=1).sum().item()):
+    shortest, longest = (norm.item() for norm in torch.linalg.vector_norm(embeddings.detach(), dim=1).aminmax())
+    if not math.isfinite(longest) and (rows := (~torch.isfinite(embeddings)).any(dim=1).sum().item()):
         raise ValueError(f"expected finite embeddings, got NaN or infinity in {rows} of {len(embeddings)} rows")
     lowest, highest = (label.item() for label in labels.aminmax())
     if lowest < 0 or highest >= num_classes:
         raise ValueError(f"expected labels in 0..{num_classes - 1}, got {lowest}..{highest}: number the classes from 0")
-    return norm
+    return shortest >= MIN_NORM and longest < math.inf
 
 
 class BatchCheck:
@@ -136,8 +137,8 @@ class BatchCheck:
         On an accelerator, a wrong label is clamped until it is reported.
         """
         if embeddings.device.type == "cpu":
-            norm = check_values(embeddings, labels, num_classes)
-            return (rescaled(embeddings) if math.isinf(norm) else embeddings), labels
+            in_range = check_values(embeddings, labels, num_classes)
+            return (embeddings if in_range else rescaled(embeddings)), labels
         self.record(embeddings, labels, num_classes)
         return rescaled(embeddings), labels.clamp(0, num_classes - 1)
 

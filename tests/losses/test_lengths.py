@@ -1,15 +1,20 @@
 """Embeddings that are extremely long, extremely short, or of no length at all."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from proxygml import ProxyGMLLoss, ShardedProxyGMLLoss
 from proxygml.losses import METHODS
 from proxygml.losses.interface import rescaled
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from tests.losses.test_every_loss import CASES, Case, made, outcome, over, overlapping_classes
 
-WITH_LENGTHS = ("clustering", "proxygml")  # the first counts lengths, the second has its own test
-BY_DIRECTION = [case for case in CASES if METHODS[case.name].unit_length and case.name not in WITH_LENGTHS]
+BY_DIRECTION = [case for case in CASES if METHODS[case.name].unit_length and case.name != "clustering"]
 
 
 @over(BY_DIRECTION)
@@ -25,6 +30,36 @@ def test_only_directions_count_however_long_embeddings_are(case: Case, exponent:
     assert expected.gradient.abs().max() > 0
     for name, gradient in expected.state.items():
         assert torch.equal(found.state[name], gradient), name
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone, for the sharded loss."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("implementation", ["definition", "fused", "chunked", "sharded"])
+@pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all", "one"])
+@pytest.mark.parametrize("exponent", [100, -40, -100])
+def test_implementations_count_only_directions(implementation: str, rows: slice, exponent: int) -> None:
+    torch.manual_seed(0)
+    embeddings, labels = torch.randn(6, 4), torch.arange(6) % 3
+    if implementation == "sharded":
+        loss: nn.Module = ShardedProxyGMLLoss(3, 4, ProxyGMLSettings(links=30))
+    else:
+        loss = ProxyGMLLoss(3, 4, links=30, implementation=implementation)
+    lengths = torch.ones(6, 1)
+    lengths[rows] = 2.0**exponent
+    (expected, wanted), (found, gradient) = (
+        (value, torch.autograd.grad(value, leaf)[0])
+        for leaf in (embeddings.clone().requires_grad_(), (embeddings * lengths).requires_grad_())
+        for value in [loss(leaf, labels)]
+    )
+    assert found.item() == expected.item()
+    torch.testing.assert_close(gradient * lengths, wanted)
 
 
 @over(BY_DIRECTION)

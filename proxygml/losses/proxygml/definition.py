@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proxygml.losses.interface import normalized
+
 NO_POSITIVE_LINK = -math.log(1e-20)  # the authors' -log(P + 1e-20) of a sample that no proxy of its class is linked to
 
 
@@ -28,7 +30,7 @@ def proxygml_loss(
     more than any two cosines differ by. `scale` multiplies Z before the softmax; the paper has none.
     """
     classes, per_class, _ = proxies.shape
-    samples, proxies = F.normalize(embeddings, dim=1), F.normalize(proxies, dim=2)  # (B, D), (C, N, D)
+    samples, proxies = normalized(embeddings), F.normalize(proxies, dim=2)  # (B, D), (C, N, D)
     similarity = torch.einsum("bd,cnd->bcn", samples, proxies)  # (B, C, N), Eq. 2: S
     own = labels[:, None] == torch.arange(classes, device=labels.device)  # (B, C)
     bonus = 0 if not positive_mask else 1 if literal_mask else 4

@@ -6,12 +6,13 @@ At most CHUNK_ELEMENTS of the similarities (B, CN) are in memory at a time. docs
 import torch
 from torch import Tensor
 
+from proxygml.losses.interface import MIN_NORM
+
 PROXY_ELEMENTS = 2**20  # elements of the proxies that stay in the cache while they are multiplied, scaled and projected
 GPU_PROXY_ELEMENTS = 2**26
 CHUNK_ELEMENTS = 2**21  # similarities in memory at a time: allocating more would cost more time than the products
 GPU_CHUNK_ELEMENTS = 2**27
 BLOCKS = (16, 8, 4)  # block sizes of the first round of top-k, which sees only block maxima; all divide the first
-MIN_NORM = 1e-12  # smallest divisor of a vector, as in F.normalize
 
 
 def nearest_proxies(
