@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from proxygml.files import UnwritableError
 from proxygml.version import __version__
 
 SCHEMA_VERSION = 3
@@ -120,7 +121,8 @@ class Database:
     def _in_one_line(self, error: Exception) -> Exception:
         for words, remedy in REMEDIES.items():
             if isinstance(error, sqlite3.OperationalError) and words in str(error):
-                return OSError(f"{self.path}: {error}: {remedy}")
+                error_type = UnwritableError if words in ("full", "readonly") else OSError
+                return error_type(f"{self.path}: {error}: {remedy}")
         return self.damaged(str(error))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from proxygml.evaluation import neighbors
+from proxygml.files import UnwritableError
 from proxygml.retrieval import Hit, Index, folder, vector_index
 from proxygml.retrieval.vector_index import VectorIndex, suggest_kind
 from tests.retrieval.conftest import DIM, random_embeddings
@@ -108,9 +109,18 @@ class TestDamage:
     def test_full_disk_changes_nothing(self, new_index, tmp_path: Path) -> None:
         index = new_index(10)
         index.database.connection.execute("PRAGMA max_page_count = 20")  # simulates a full disk
-        with pytest.raises(OSError, match=r"items.sqlite: database or disk is full: free some space"):
+        with pytest.raises(UnwritableError, match=r"items.sqlite: database or disk is full: free some space"):
             index.add(random_embeddings(5000))
         assert len(index) == len(Index.open(tmp_path / "index")) == 10
+
+    def test_read_only_database_is_unwritable(self, new_index) -> None:
+        index = new_index(10)
+        index.database.connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(
+            UnwritableError, match=r"items.sqlite: .*readonly.*: the file or its folder cannot be written"
+        ):
+            index.relocate("/photos", "/new")
+        assert index.contains(["/photos/1.jpg"])
 
     def test_missing_or_damaged_database(self, new_index, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no items.sqlite in .*: not an index, `proxygml index build`"):
