@@ -131,7 +131,7 @@ def _comparison_images(run: Run, data: Path | None, progress: Progress) -> tuple
         return np.stack(pixels), f"{len(pixels)} {kind} images of the run"
     shape = (COMPARED_IMAGES, 3, recipe.image_size, recipe.image_size)
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read (--data)"
+    return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read"
 
 
 @torch.no_grad()

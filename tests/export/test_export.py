@@ -243,7 +243,7 @@ def test_moved_photos_are_compared_again(tmp_path: Path, capsys: pytest.CaptureF
         photos(tmp_path / name)
     main(["export", str(run.folder), str(tmp_path / "out")])
     shown = capsys.readouterr()
-    assert "images of noise, since the run's images cannot be read (--data)" in one_line(shown.out)
+    assert "images of noise, since the run's images cannot be read" in one_line(shown.out)
     missing = (
         f"comparing on noise: the images of {run.folder} are not in {run.recipe.data}: name their folder with --data"
     )

@@ -1,0 +1,118 @@
+"""The flows of the documents with photos, from training to moved photos, one after another as a user walks them."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from proxygml.cli.main import main
+from proxygml.embeddings import Embeddings
+from proxygml.files import one_line
+from proxygml.server import server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # such small data deserves its warnings
+]
+CLASSES, PHOTOS_PER_CLASS = 16, 5
+SMALL = ("--backbone", "convnet", "--weights", "None", "--image-size", "64", "--embedding-dim", "16", "--epochs", "2")
+SMALL += ("--batch-size", "16", "--proxies-per-class", "2", "--ratio", "0.5")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photos of 100 x 75 pixels, each class with a color and a texture of its own."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    for number in range(CLASSES):
+        (folder / f"class {number}").mkdir(parents=True)
+        pattern = rng.integers(0, 256, (3, 4, 3))
+        for photo in range(PHOTOS_PER_CLASS):
+            shades = (pattern + rng.integers(-40, 40, pattern.shape)).clip(0, 255).astype(np.uint8)
+            image = Image.fromarray(shades).resize((100, 75), Image.Resampling.BICUBIC)
+            image.save(folder / f"class {number}" / f"{photo}.jpg", quality=95)
+    return folder
+
+
+def test_walk_with_photos(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for library in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+
+    def proxygml(*words: object) -> str:
+        main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    def found(*words: object) -> list[tuple[str, float]]:
+        """Paths and similarities of the hits of a search with --json for one photo."""
+        (query,) = json.loads(proxygml("search", *words, "--json"))
+        return [(hit["path"], hit["similarity"]) for hit in query["hits"]]
+
+    def uploaded(*words: object) -> tuple[str, float]:
+        """Path and similarity of the nearest neighbor of the photo on the page of `proxygml browse`, which shows it."""
+        proxygml("browse", *words, "--port", 0, "--no-open")
+        with TestClient(served.pop(), base_url="http://127.0.0.1") as client:
+            nearest = client.post("/api/uploads", content=photo.read_bytes()).json()["nearest"][0]
+            tile = client.get(f"/thumbnails/{nearest['number']}").content
+        assert Image.open(io.BytesIO(tile)).size == (96, 72)
+        return nearest["path"], nearest["similarity"]
+
+    served: list[FastAPI] = []
+    monkeypatch.setattr(server, "serve", lambda app, *_: served.append(app))
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+
+    # Train from a relative path, then go on from another directory.
+    assert "can be read" in proxygml("datasets", "check", "folder", "../photos")
+    proxygml("train", "photos", "--data", "../photos", "--out", "mine", *SMALL)
+    monkeypatch.chdir(elsewhere)
+    run, photo = home / "mine", photos / "class 3" / "1.jpg"
+    proxygml("train", "--resume", run)
+
+    # Search and browse all photos of the run, embed, evaluate.
+    itself = pytest.approx(1, abs=1e-5)
+    assert found(run, "--image", photo, "-n", 1) == [(str(photo), itself)]
+    assert uploaded(run) == ("class 3/1.jpg", itself)
+    proxygml("embed", run, "--data", photos, "--out", "vectors.npz")
+    assert len(Embeddings.load(Path("vectors.npz"))) == CLASSES * PHOTOS_PER_CLASS
+    assert "R@1" in proxygml("evaluate", "vectors.npz", "--no-cluster")
+
+    # Build an index; a photo finds itself, on the command line and on the page.
+    proxygml("index", "build", photos, "--out", "index", "--run", run)
+    assert found("index", "--image", photo, "-n", 1) == [(str(photo), itself)]
+    assert uploaded("index") == (str(photo), itself)
+
+    # Export, and embed without PyTorch.
+    proxygml("export", run, "exported")
+    script = [sys.executable, "exported/embed.py", photo, "--out", "exported.npz"]
+    subprocess.run(script, check=True)
+    indexed = Embeddings.load(Path("vectors.npz"))
+    (row,) = np.flatnonzero(indexed.paths == "class 3/1.jpg")
+    np.testing.assert_allclose(Embeddings.load(Path("exported.npz")).vectors[0], indexed.vectors[row], atol=1e-4)
+    assert "0 new, 1 existing" in proxygml("index", "add", "index", "exported.npz")
+
+    # The photos move: the run and the index find them again.
+    moved = photos.rename(tmp_path / "moved")
+    old, photo = photo, moved / "class 3" / "1.jpg"
+    with pytest.raises(SystemExit):
+        proxygml("embed", run, "--out", "again.npz")
+    line = f"the images of {run} are not in {photos}: name their folder with --data"
+    assert line in one_line(capsys.readouterr().err)
+    proxygml("embed", run, "--data", moved, "--out", "again.npz")
+    np.testing.assert_array_equal(Embeddings.load(Path("again.npz")).paths, indexed.paths)
+    assert "test images of the run" in one_line(proxygml("export", run, "exported", "--data", moved))
+    assert found(run, "--data", moved, "--image", photo, "-n", 1) == [(str(photo), itself)]
+    assert uploaded(run, "--data", moved) == ("class 3/1.jpg", itself)
+    assert uploaded("index", "--data", moved) == (str(old), itself)
+    assert "relocated 80 of 80 items" in proxygml("index", "relocate", "index", photos, moved)
+    assert found("index", "--image", photo, "-n", 1) == [(str(photo), itself)]
