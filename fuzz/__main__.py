@@ -3,8 +3,9 @@
     python -m fuzz [--runs N] [--seconds S] [--target NAME ...] [--out results/fuzz.json]
 
 A reader may refuse an input with the one line that the command line shows (see readers.py), within a minute and two
-gigabytes. Each has a process of its own, which ends after so many inputs or seconds; what it has found lies in
-runs/fuzz/NAME, and the next time it goes on from there. A reader that is not named keeps what --out says of it.
+gigabytes. Each has a process of its own; what it has found lies in runs/fuzz/NAME, and the next time it goes on from
+there. --out is written every 5,000 inputs, and the same command continues: inputs and failures of a reader add up as
+long as the commit is the same. A reader that is not named keeps what --out says of it.
 """
 
 import argparse
@@ -23,17 +24,21 @@ from proxygml.paper.tables import Table
 from proxygml.training.run import provenance
 
 SECONDS_OF_AN_INPUT, MEGABYTES = 60, 2048  # on the clock: others may keep the machine busy
+SLICE = 5000  # inputs between two savings
 FOUND = Path("runs/fuzz")
 
 
-def fuzz(name: str, runs: int, seconds: int) -> dict:
-    """What came of a reader."""
+def fuzz(name: str, runs: int, seconds: int, before: dict) -> dict:
+    """What came of a reader, and of it before; inputs that are read again count once."""
     folder = FOUND / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("complaint*"), *folder.glob("timeout-*"), *folder.glob("oom-*"), *folder.glob("crash-*")):
-        old.unlink()
-    options = [f"-timeout={SECONDS_OF_AN_INPUT}", f"-rss_limit_mb={MEGABYTES}", "-max_len=65536", "-seed=1"]
-    options += [f"-runs={runs}", f"-max_total_time={seconds}", "-print_final_stats=1", "-reload=0"]
+        if not before["failures"]:
+            old.unlink()
+    again = len(list((folder / "inputs").glob("*")))
+    options = [f"-timeout={SECONDS_OF_AN_INPUT}", f"-rss_limit_mb={MEGABYTES}", "-max_len=65536"]
+    options += [f"-seed={1 + before['runs']}", f"-runs={again + runs}", f"-max_total_time={seconds}"]
+    options += ["-print_final_stats=1", "-reload=0"]
     began = time.monotonic()
     command = [sys.executable, "-m", "fuzz.one", name, str(folder), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
@@ -45,11 +50,12 @@ def fuzz(name: str, runs: int, seconds: int) -> dict:
         complaints = [f"ended with {done.returncode}: see {folder}/log.txt"]
     coverage = re.findall(r"cov: (\d+)", done.stdout)
     return {
-        "runs": _stat(done.stdout, "number_of_executed_units"),
-        "seconds": round(time.monotonic() - began),
-        "branches": int(coverage[-1]) if coverage else 0,
-        "peak_mb": _stat(done.stdout, "peak_rss_mb"),
-        "failures": complaints,
+        "runs": before["runs"] + max(0, _stat(done.stdout, "number_of_executed_units") - again),
+        "seconds": before["seconds"] + round(time.monotonic() - began),
+        "branches": max(before["branches"], *map(int, coverage), 0),
+        "peak_mb": max(before["peak_mb"], _stat(done.stdout, "peak_rss_mb")),
+        "failures": sorted({*before["failures"], *complaints}),
+        "commit": before["commit"],
     }
 
 
@@ -63,22 +69,28 @@ def main() -> None:
     from fuzz.readers import READERS
 
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=-1, help="inputs for each reader; -1: as many as there is time for")
-    parser.add_argument("--seconds", type=int, default=60, help="for each reader")
+    parser.add_argument("--runs", type=int, default=10**9, help="inputs for each reader, with those of before")
+    parser.add_argument("--seconds", type=int, default=60, help="for each reader, now")
     parser.add_argument("--target", nargs="+", choices=list(READERS), default=list(READERS))
     parser.add_argument("--out", type=Path, default=Path("results/fuzz.json"))
     options = parser.parse_args()
     targets = json.loads(options.out.read_text())["targets"] if options.out.exists() else {}
+    commit = provenance()["commit"]
     with show_progress() as progress:
         for number, name in enumerate(options.target):
             progress("fuzzing", number, len(options.target), name)
-            targets[name] = found = fuzz(name, options.runs, options.seconds)
+            found, ends = targets.get(name, {}), time.monotonic() + options.seconds
+            if found.get("commit") != commit:
+                found = {"runs": 0, "seconds": 0, "branches": 0, "peak_mb": 0, "failures": [], "commit": commit}
+            while found["runs"] < options.runs and (left := round(ends - time.monotonic())) > 0:
+                targets[name] = found = fuzz(name, min(SLICE, options.runs - found["runs"]), left, found)
+                kept = summary({name: targets[name] for name in READERS if name in targets})
+                with atomic_write(options.out) as draft:  # now, so that it can be stopped at will
+                    draft.write_text(json.dumps(kept, indent=1) + "\n")
             output.print(f"{name}: {found['runs']:,} inputs, {len(found['failures'])} failures", highlight=False)
             for said in found["failures"]:
                 output.print(f"  {said}", highlight=False, markup=False)
-            kept = summary({name: targets[name] for name in READERS if name in targets})
-            with atomic_write(options.out) as draft:  # now, so that it can be stopped at will
-                draft.write_text(json.dumps(kept, indent=1) + "\n")
+    kept = summary({name: targets[name] for name in READERS if name in targets})
     with atomic_write(options.out.with_suffix(".md")) as draft:
         draft.write_text(page(kept))
     output.print(table(kept), highlight=False)

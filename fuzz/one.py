@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import atheris
@@ -47,6 +48,7 @@ def main(name: str, folder: Path, options: list[str]) -> None:
     known: dict[str, str] = {}  # kind of complaint -> what was said
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=memory))
+    os.environ["PROXYGML_CACHE"] = str(place / "cache")
 
     def test(given: bytes) -> None:
         said = complaint(reader, given, place)
@@ -54,7 +56,7 @@ def main(name: str, folder: Path, options: list[str]) -> None:
             return
         kind = re.sub(r"[0-9]+|'.*?'|\".*?\"", "", said)[:100]
         if kind not in known:
-            (folder / f"complaint-{len(known)}").write_bytes(given)
+            (folder / f"complaint-{zlib.crc32(kind.encode()):08x}").write_bytes(given)
             known[kind] = said
             (folder / "complaints.json").write_text(json.dumps(list(known.values()), indent=1))
 

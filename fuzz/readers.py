@@ -1,12 +1,13 @@
 """The readers of files that others made, and how a reader may fail."""
 
+import os
 import shutil
 import struct
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from proxygml.data.images import Augmentation, Crops
 from proxygml.embeddings import Embeddings
 from proxygml.paper.results import Results, known_runs, load_runs
 from proxygml.retrieval import Index
+from proxygml.retrieval.contents import erase
 from proxygml.training.run import Run
 
 LONGEST = 2000  # characters of a message that a person can still read
@@ -119,6 +121,27 @@ def write_tree(given: bytes, folder: Path) -> None:
             put(path, b"")
 
 
+def write_sent(given: bytes, folder: Path) -> None:
+    """A folder that a stranger sent: files after an F, links to a user's file or folder after an L, pipes after a P."""
+    for name in ("sent", "mine"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    put(folder / "mine" / "letter.txt", b"Dear Anna")
+    (folder / "sent").mkdir()
+    for entry in given.split(BETWEEN)[:20]:
+        name, _, contents = entry[1:].partition(b"\n")
+        parts = [part[:200] for part in name.split(b"/") if part not in (b"", b".", b"..") and b"\0" not in part][:3]
+        path = folder.joinpath("sent", *(part.decode("utf-8", "surrogateescape") for part in parts))
+        if not parts or os.path.lexists(path) or any(os.path.lexists(p) and not p.is_dir() for p in path.parents):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if entry[:1] == b"L":
+            path.symlink_to(folder / "mine" / ("letter.txt" if contents else ""))
+        elif entry[:1] == b"P":
+            os.mkfifo(path)
+        else:
+            path.write_bytes(contents)
+
+
 # Readers
 
 
@@ -166,6 +189,44 @@ def read_index(folder: Path) -> None:
         index.close()
 
 
+def read_sent(read: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Read a folder that a stranger sent; nothing outside of it may change."""
+
+    def check(folder: Path) -> None:
+        try:
+            read(folder / "sent")
+        finally:
+            mine = {path.name: path.read_bytes() for path in (folder / "mine").iterdir()}
+            assert mine == {"letter.txt": b"Dear Anna"}, "a file of the user was changed"
+
+    return check
+
+
+def read_sent_run(folder: Path) -> None:
+    run = Run.open(folder)
+    errors = []
+    for part in ("recipe", "log", "scores", "model_id", "load_best", "load_last"):
+        try:
+            value = getattr(run, part)
+            value() if callable(value) else value
+        except (ValueError, OSError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def extend_sent_index(folder: Path) -> None:
+    """Search, extend and erase an index."""
+    read_index(folder)
+    index = Index.open(folder)
+    try:
+        index.add(replace(seeds.some_embeddings(), paths=np.array(["e", "f", "g", "h"])))
+        index.remove(["a"])
+    finally:
+        index.close()
+    erase(folder)
+
+
 READERS: dict[str, Reader] = {
     "cub": Reader(seeds.cub, files("images.txt", "image_class_labels.txt", "classes.txt"), read_dataset("cub", ".")),
     "cars": Reader(
@@ -200,4 +261,6 @@ READERS: dict[str, Reader] = {
     "run": Reader(seeds.runs, files("scores.json", "log.jsonl"), read_run),
     "results": Reader(seeds.results, files("modules/glyphs.json"), read_results),
     "index": Reader(seeds.indices, files("items.sqlite"), read_index),
+    "run-folder": Reader(seeds.run_folders, write_sent, read_sent(read_sent_run)),
+    "index-folder": Reader(seeds.index_folders, write_sent, read_sent(extend_sent_index)),
 }

@@ -182,6 +182,29 @@ def pictures() -> list[bytes]:
     return [b"R" + each for each in formats] + [b"C" + formats[0]]
 
 
+OTHERS = [b"L.file\nx", b"L.folder\n", b"P.pipe\n"]  # what nobody reads, until the fuzzer gives it another name
+
+
+def run_folders() -> list[bytes]:
+    scores, log = runs()[0].split(BETWEEN)
+    held = {b"recipe.json": recipes()[0], b"scores.json": scores, b"log.jsonl": log, b"best.pt": checkpoint()}
+    held |= {b"last.pt": checkpoint()}
+    whole = [b"F%s\n%s" % entry for entry in held.items()]
+    return [BETWEEN.join([*whole, *more]) for more in ([], OTHERS)]
+
+
+@cache
+def index_folders() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.create(Path(folder) / "index", dim=3, kind="hnsw", model="x")
+        index.add(some_embeddings())
+        index.search(np.eye(3), 1)
+        index.close()
+        held = {path.name.encode(): path.read_bytes() for path in sorted((Path(folder) / "index").iterdir())}
+    whole = [b"F%s\n%s" % entry for entry in held.items() if not entry[0].startswith(b".")]
+    return [BETWEEN.join([*whole, *more]) for more in ([], OTHERS)]
+
+
 def results() -> list[bytes]:
     made_by = {"commit": None, "machine": "x86_64"}
     run = {"scores": {"recall@1": 0.5, "nmi": 0.25}, "best_epoch": 1, "curve": [{"epoch": 1}], "seconds": 0.5}
