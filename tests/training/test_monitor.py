@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
@@ -113,3 +114,22 @@ def test_batches_are_pinned_and_prefetched_for_a_gpu(
     training_loop.fabric = SimpleNamespace(device=torch.device(device), world_size=1, global_rank=0)
     loader = training_loop._load([[0, 1]], epoch=0)
     assert (loader.pin_memory, loader.prefetch_factor) == expected
+
+
+def test_state_holds_scaler_and_cuda_generator(training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    training_loop.fabric = Fabric(plugins=MixedPrecision("16-mixed", "cpu"), accelerator="cpu", devices=1)
+    scaler = training_loop.fabric.strategy.precision.scaler
+    scaler.scale(torch.ones(()))
+    scaler.update(512.0)
+    restored: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([7]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append(state))
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(TrainingLoop, "on_cuda", True)
+        state = training_loop.state()
+        scaler.update(2.0)
+        training_loop.restore(state)
+        assert scaler.get_scale() == 512
+        assert restored == [torch.tensor([7])]
+    training_loop.restore(state)  # on a CPU
+    assert len(restored) == 1
