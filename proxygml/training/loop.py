@@ -87,6 +87,7 @@ class TrainingLoop:
         in `skipped_steps`; too many in a row are an error.
         """
         recipe, optimizer = self.recipe, self.optimizer
+        self.position = f"epoch {epoch + 1}, step 1"  # processes exchange embeddings and batches before it
         begin_epoch = getattr(self.loss, "begin_epoch", None)
         if begin_epoch is not None:
             begin_epoch(epoch, embed)
