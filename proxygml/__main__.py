@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from proxygml.distributed.launch import is_first_process
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run a command; a signal at any time ends it with one line."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by the caller: the next file would take its number
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
     _handle_signals(_exit)  # during imports, an exception could be swallowed or printed as a traceback
     from proxygml.cli.main import main as run_command
 

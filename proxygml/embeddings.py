@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -71,23 +72,30 @@ class Embeddings:
         """
         with require_file(Path(path)).open("rb") as file:
             try:
+                if file.read(2) != b"PK":
+                    raise ValueError("expected an .npz as numpy.savez writes it")
                 reject_zip_bomb(file)
                 return cls._from_npz(np.load(file, allow_pickle=False))
             except Exception as error:  # numpy and zipfile raise any type of error on damaged files
                 raise ValueError(f"{path} does not contain embeddings: {one_line(error)}") from error
 
     @classmethod
-    def _from_npz(cls, stored: "np.lib.npyio.NpzFile | np.ndarray") -> "Embeddings":
-        if isinstance(stored, np.ndarray) or stored.zip is None:
-            raise ValueError("expected arrays vectors and labels, got a single array")
-        for entry in stored.zip.infolist():  # a damaged directory could silently drop an array
-            stored.zip.open(entry).close()  # compares the name in the directory with the name at the entry
+    def _from_npz(cls, stored: "np.lib.npyio.NpzFile") -> "Embeddings":
+        archive = cast(ZipFile, stored.zip)
+        for entry in archive.infolist():  # a damaged directory could silently drop an array
+            archive.open(entry).close()  # compares the name in the directory with the name at the entry
             if entry.comment:
                 raise ValueError(f"the directory is damaged at {entry.filename}")
         if missing := {"vectors", "labels"} - set(stored):
             raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(stored) or 'nothing'}")
         names = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in stored]
-        arrays = {name: np.asarray(stored[name]) for name in names}  # entries that are not .npy come as bytes
+        try:
+            arrays = {name: np.asarray(stored[name]) for name in names}  # entries that are not .npy come as bytes
+        except ValueError as error:
+            if "Object arrays" not in str(error):
+                raise
+            remedy = "save labels.astype(str), or whole numbers, and paths.astype(str)"
+            raise ValueError(f"it has an array of Python objects, which is not opened: {remedy}") from error
         for name, array in arrays.items():
             if array.ndim and len(array) and not array.nbytes:
                 raise ValueError(f"{name} of shape {array.shape} has no bytes")

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -178,6 +179,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def require_file(path: Path) -> Path:
     """The path, if it leads to a file: opening a pipe would wait forever, and a device may never end."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: expected a file")
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         raise ValueError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or device'}: expected a file")
@@ -210,6 +213,18 @@ def one_line(value: object, max_length: int = 300) -> str:
     """An error message, or another text of unknown length, as one short line."""
     text = " ".join(str(value)[: 4 * max_length].split()) or type(value).__name__
     return text if len(text) <= max_length else f"{text[:max_length]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ ": did you mean 'x'?" with the known name closest to an unknown one; empty if none is close."""
+    names = list(known)
+    nearest = [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1, cutoff=0.4)
+    return f": did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def unknown_name(expected: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is none of the known ones: expected "a loss" among these, got another."""
+    return ValueError(f"expected {expected} among {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
 
 
 def _umask() -> int:

@@ -23,9 +23,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny() -> Recipe:
-    """Ten classes of letters, three epochs."""
+    """Eighteen classes of letters, ten of them held out, three epochs."""
     return GLYPHS.changed(
-        {"classes": 10, "epochs": 3, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.2, "baselines": False}
+        {"classes": 18, "epochs": 3, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.55, "baselines": False}
     )
 
 
@@ -34,7 +34,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """A finished tiny run with everything in it."""
     from proxygml.training.trainer import train
 
-    recipe = GLYPHS.changed({"classes": 10, "epochs": 2, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.2})
+    recipe = GLYPHS.changed({"classes": 18, "epochs": 2, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.55})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return train(recipe, tmp_path_factory.mktemp("runs") / "tiny")

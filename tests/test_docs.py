@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.preprocessing import FunctionTransformer
 
 import proxygml
 from proxygml.cli.main import main
@@ -54,6 +55,21 @@ def test_code_block_runs(page: Path, code: str, tmp_path: Path, request: pytest.
         np.savez(folder / "features.npz", vectors=rng.normal(size=(240, 16)), labels=np.arange(240) % 12)
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=folder)
     assert result.returncode == 0, result.stderr
+
+
+def test_features_block_prints_the_scores_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    stored = ROOT.parent / "shared" / "data" / "cub_efficientnet_lite0.npz"
+    if not stored.exists():
+        pytest.skip(f"no {stored}")
+    (code,) = [code for page, code in BLOCKS if page.name == "features.md" and "evaluate(" in code]
+    (tmp_path / "features.npz").symlink_to(stored)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(proxygml, "ProxyGMLEmbedding", lambda **_: FunctionTransformer())  # raw features twice
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[0] == "features: Recall@1 48.4 %"
+    assert "| raw features | 48.4 |" in text_of("features")
 
 
 SMALL = {"million_classes.py": ("--classes", "3000", "--links", "50", "--steps", "20")}
@@ -183,7 +199,8 @@ def test_scores_in_text_match_results() -> None:
     rows = {"raw pixels": "pixels", "untrained network": "untrained", "trained with proxygml": "trained"}
     for name, row in rows.items():
         (line,) = re.findall(rf"^{name} (.*)$", tutorial, flags=re.MULTILINE)
-        assert line.split() == [f"{100 * glyphs[row][metric]:.1f}" for metric in metrics]
+        gain = f"{100 * (glyphs[row]['recall@1'] - glyphs['untrained']['recall@1']):+.1f}".replace("+0.0", "")
+        assert line.split() == [*(f"{100 * glyphs[row][metric]:.1f}" for metric in metrics), *gain.split()]
     for row in ("untrained", "trained"):
         assert f"{100 * glyphs[row]['recall@1']:.1f} %" in readme
         assert f"| {100 * birds[row]['recall@1']:.1f} | {100 * birds[row]['nmi']:.1f} |" in readme

@@ -67,7 +67,10 @@ def test_labels_may_be_class_names(tmp_path: Path) -> None:
             {"vectors": np.ones((2, 2)), "labels": np.array([0, 3]), "class_names": np.array(["a", "b"])},
             r"expected labels below 2 \(class_names\), got 3",
         ),
-        ({"vectors": np.array([[{}]]), "labels": np.arange(1)}, "allow_pickle=False"),
+        (
+            {"vectors": np.eye(2), "labels": np.array(["a", "b"], object)},
+            r"Python objects.*: save labels.astype\(str\)",
+        ),
     ],
 )
 def test_invalid_npz_raises(tmp_path: Path, arrays: dict, message: str) -> None:
@@ -86,8 +89,16 @@ def test_damaged_file_raises(tmp_path: Path) -> None:
         (tmp_path / "cut.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"cut.npz does not contain embeddings"):
             Embeddings.load(tmp_path / "cut.npz")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"absent.npz does not exist: expected a file"):
         Embeddings.load(tmp_path / "absent.npz")
+
+
+def test_text_named_npz_is_refused_without_advice_to_unpickle(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("hello\n")
+    with pytest.raises(
+        ValueError, match=r"text.npz does not contain embeddings: expected an .npz as numpy.savez writes"
+    ):
+        Embeddings.load(tmp_path / "text.npz")
 
 
 def test_embed_keeps_order_and_training_mode() -> None:

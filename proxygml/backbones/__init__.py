@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
 from proxygml.backbones.weights import load_weights as load_weights
+from proxygml.files import unknown_name
 
 Pooling = Literal["average", "max", "average+max"]
 
@@ -109,7 +110,7 @@ def build_trunk(name: str) -> Trunk:
 
         return TransformersTrunk(name)
     if name not in BACKBONES:
-        raise ValueError(f"expected a backbone among {', '.join(BACKBONES)} or hf:NAME_OR_FOLDER, got {name!r}")
+        raise unknown_name("a backbone", name, [*BACKBONES, "hf:NAME_OR_FOLDER"])
     module, network, arguments = BACKBONES[name]
     return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
 

@@ -34,7 +34,7 @@ def browse(
         space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
         split: Training images, test images or all images of a run; the proxies belong to the training classes.
         data: Folder of the images, if they have moved.
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
         host: Address to listen on; on any other than 127.0.0.1, everyone with the printed address (it contains a token)
             can see the images.
         port: Port to listen on; 0 takes a free one.

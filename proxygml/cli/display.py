@@ -19,6 +19,8 @@ from proxygml.training.recipe import Recipe
 # Control characters, marks that change the direction of text, and surrogates.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+MIN_CLASSES, MIN_IMAGES = 10, 100  # scores on fewer are shown with a caution
+
 
 def escape_control(text: str) -> str:
     """A text with control characters escaped as in Python (\\x1b), except line breaks and tabs."""
@@ -51,24 +53,36 @@ output = PlainConsole(width=None if sys.stdout.isatty() else 1000)  # a pipe has
 messages = PlainConsole(stderr=True)
 
 
+CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
+
+
 def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
     """Print the scores of a finished run, the paths of its pictures, and next steps."""
+    baseline = "frozen backbone" if recipe.weights else "untrained network"
     named = {
         "raw pixels": scores.get("pixels"),
-        "frozen backbone" if recipe.weights else "untrained network": scores.get("untrained"),
+        baseline: scores.get("untrained"),
         f"trained with {recipe.loss}" + (" *" if "remark" in scores else ""): scores.get("trained"),
+        "the same, last epoch": scores.get("last_epoch"),
         "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }
     rows = {name: row for name, row in named.items() if row is not None}
     if rows:
-        show_scores(rows, heading="on unseen classes, %")
-        scored = list(rows.values())[-1]
+        show_scores(rows, heading="on unseen classes, %", baseline=baseline)
+        scored = scores.get("trained") or scores["held_out"]
         output.print(
-            f"{scored['images']} images of {scored['classes']} classes never seen in training; "
-            f"epoch {scores['best_epoch']} of {recipe.epochs}, {scores['seconds']:.0f} s of training"
+            f"{scored['images']} images of {scored['classes']} classes never seen in training; epoch "
+            f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
+            f"{scores['seconds']:.0f} s of training"
         )
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")
+    first = f"recall@{recipe.recall_at[0]}"
+    if {"trained", "untrained"} <= scores.keys() and scores["trained"][first] <= scores["untrained"][first]:
+        pretrained = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs, --feature-crops 8 (only the head)"
+        random = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
+        advice = pretrained if recipe.weights else random
+        output.print(f"Training did not help: the {baseline} is as good. Try {advice}, or more classes and images")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
     for picture, what in [
@@ -93,18 +107,28 @@ def program() -> str:
     return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "proxygml" else "python -m proxygml"
 
 
-def show_scores(rows: dict[str, dict], *, heading: str) -> None:
-    """Print a table with one row per name, in percent."""
+def show_scores(rows: dict[str, dict], *, heading: str, baseline: str = "") -> None:
+    """Print a table with one row per name, in percent, with differences to the row `baseline` if there is one."""
     recalls = {key: f"R{key[6:]}" for key in next(iter(rows.values())) if key.startswith("recall@")}
     metrics = {**recalls, "map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
+    columns = [heading, *metrics.values()]
     cells = [
         [name, *("-" if row[metric] is None else f"{100 * row[metric]:.1f}" for metric in metrics)]
         for name, row in rows.items()
     ]
-    show_table([heading, *metrics.values()], cells)
-    lone = max(row["lone_queries"] for row in rows.values())
+    if baseline in rows:
+        first = next(iter(recalls))
+        columns.append(f"{recalls[first]} vs. {baseline.split()[0]}")
+        for line, row in zip(cells, rows.values(), strict=True):
+            line.append(f"{100 * (row[first] - rows[baseline][first]):+.1f}" if line[0] != baseline else "")
+    show_table(columns, cells)
+    lone, images, classes = (max(row[key] for row in rows.values()) for key in ("lone_queries", "images", "classes"))
     if lone:
         output.print(f"{lone} queries have no image of their class to find: each counts as a miss")
+    if classes < MIN_CLASSES or images < MIN_IMAGES:
+        output.print(
+            f"caution: {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
+        )
 
 
 def show_losses(methods: Mapping[str, Method]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def embed(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     *,
     out: Path,
     split: Split | None = None,
@@ -32,12 +32,12 @@ def embed(
     Args:
         run: Folder of a trained run.
         out: The .npz to write.
-        split: The test or the training half of the dataset, or all of it [default: all of your own --data, otherwise
-            test].
+        split: The test or the training half of the dataset, or all of it (default: all of your own --data, otherwise
+            test).
         dataset: Another dataset than the run's own.
         data: Folder of that dataset, or of the run's own, if it has moved. Without --dataset, for a run on glyphs: a
             folder of images, one folder per class.
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
     with resume_hint(lambda: "the same command starts again"):
@@ -60,7 +60,7 @@ def embed(
 
 def _embed(model: "Model", changes: dict, split: Split | None, progress: Report) -> "Embeddings":
     """Embeddings of the run's images, after changes of its recipe."""
-    from proxygml.data.readable import readable_images
+    from proxygml.data.readable import describe_skipped, readable_images
     from proxygml.embeddings import concatenate
     from proxygml.training.build import load_images
 
@@ -75,8 +75,8 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Report)
     for images in filter(len, parts):
         checking = partial(progress, "checking images", note="")
         readable = readable_images(images, skip_broken=recipe.skip_broken, progress=checking)
-        if len(readable) < len(images):
-            progress("skipped", 0, 0, f"{len(images) - len(readable)} images that cannot be read")
+        if skipped := describe_skipped(images, readable):
+            progress("skipped", 0, 0, skipped)
         results.append(model.embed(readable, progress=partial(progress, "embedding", note="")))
     return concatenate(results)
 
@@ -100,7 +100,7 @@ def evaluate(
         gallery: Other vectors to search in; without it, each vector is searched among all others.
         split: The images of a run: only classes of its test images are new to it.
         data: Folder of the run's images, if they have moved.
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
         recall_at: The n of Recall@n.
         cluster: Also cluster the vectors and report NMI.
         seed: Of the clustering.

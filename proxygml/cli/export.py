@@ -9,8 +9,8 @@ from proxygml.cli.display import output, show_progress
 
 
 def export(
-    run: Annotated[Path, tyro.conf.Positional],
-    out: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")],
     data: Path | None = None,
 ) -> None:
     """Export the trained network of a run to a folder that works without proxygml and PyTorch.

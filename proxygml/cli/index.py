@@ -1,14 +1,16 @@
 """proxygml index."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
 from proxygml.cli.display import messages, output, show_progress
+from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
 from proxygml.training.recipe import Device
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
     Source = Embeddings | AnyIndex | ImageList
 
-Location = Annotated[str, tyro.conf.Positional]
-FolderLocation = Annotated[Path, tyro.conf.Positional]
+Location = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
+FolderLocation = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 SOURCES: tuple["Kind", ...] = ("embeddings", "images", "index", "run")
 SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN")]
 
@@ -50,9 +52,9 @@ def build(
         run: The run that embeds images; a copy of its network is stored in the index, to embed queries.
         dataset: A dataset, instead of a source.
         data: Folder of that dataset, or of the run's images if they have moved.
-        split: Which images [default: all of a run, test of a dataset].
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
-        kind: How to search [default: by the number of vectors, see docs/search.md].
+        split: Which images (default: all of a run, test of a dataset).
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
+        kind: How to search (default: by the number of vectors, see docs/search.md).
     """
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
@@ -109,11 +111,11 @@ def add(
     Args:
         index: Folder of the index, or its address postgresql://...
         source: An .npz of embeddings, a folder of images, another index, or a run.
-        run: The run that embeds images [default: the one stored in the index].
+        run: The run that embeds images (default: the one stored in the index).
         dataset: A dataset, instead of a source.
         data: Folder of that dataset, or of the run's images if they have moved.
-        split: Which images [default: all of a run, test of a dataset].
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
+        split: Which images (default: all of a run, test of a dataset).
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
     """
     from proxygml.model import Model
     from proxygml.retrieval import open_index
@@ -124,7 +126,9 @@ def add(
     _fill(opened, _open_source(source, model, dataset, data, split, device), model)
 
 
-def remove(index: Location, items: Annotated[tuple[str, ...], tyro.conf.Positional]) -> None:
+def remove(
+    index: Location, items: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ITEM ...")]
+) -> None:
     """Remove items from an index; the images themselves are not deleted.
 
     Args:
@@ -201,17 +205,12 @@ def info(index: Location, json: bool = False) -> None:
             output.print(f"{name:12s}{value}")
 
 
-def index(
-    action: Annotated[
-        Annotated[Any, tyro.conf.subcommand(name="build", constructor=build)]
-        | Annotated[Any, tyro.conf.subcommand(name="add", constructor=add)]
-        | Annotated[Any, tyro.conf.subcommand(name="remove", constructor=remove)]
-        | Annotated[Any, tyro.conf.subcommand(name="relocate", constructor=relocate)]
-        | Annotated[Any, tyro.conf.subcommand(name="info", constructor=info)],
-        tyro.conf.arg(name=""),
-    ],
-) -> None:
+ACTIONS = subcommands({"build": build, "add": add, "remove": remove, "relocate": relocate, "info": info})
+
+
+def index(action: Annotated[ACTIONS, tyro.conf.arg(name="")]) -> None:  # type: ignore[valid-type]
     """Build an index to search in, in a folder or in a PostgreSQL database, and keep it up to date."""
+    cast(Callable[[], None], action)()
 
 
 def _open_source(

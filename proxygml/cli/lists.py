@@ -14,9 +14,9 @@ MAX_FINDINGS = 50  # lines that a check prints
 
 
 def datasets(
-    action: Annotated[Literal["list", "check"], tyro.conf.Positional] = "list",
-    name: Annotated[str | None, tyro.conf.Positional] = None,
-    root: Annotated[Path | None, tyro.conf.Positional] = None,
+    action: Annotated[Literal["list", "check"], tyro.conf.Positional, tyro.conf.arg(metavar="[list|check]")] = "list",
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
+    root: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[ROOT]")] = None,
 ) -> None:
     """List the datasets, or check one: `proxygml datasets check cub ROOT`.
 

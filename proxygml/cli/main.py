@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated
 
 import tyro
@@ -15,10 +16,25 @@ from proxygml.cli.export import export
 from proxygml.cli.index import index
 from proxygml.cli.lists import datasets, losses
 from proxygml.cli.paper import paper
+from proxygml.cli.parsing import parse
 from proxygml.cli.search import search
 from proxygml.cli.train import presets, train
 from proxygml.distributed.launch import is_first_process, should_report
 from proxygml.version import __version__
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "embed": embed,
+    "evaluate": evaluate,
+    "export": export,
+    "index": index,
+    "search": search,
+    "browse": browse,
+    "datasets": datasets,
+    "losses": losses,
+    "paper": paper,
+    "doctor": doctor,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -33,26 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]  # called by position
             recipes, arguments = presets(arguments)
-            train.__annotations__["recipe"] = Annotated[recipes, tyro.conf.arg(name="")]
-            tyro.extras.subcommand_cli_from_dict(
-                {
-                    "train": train,
-                    "embed": embed,
-                    "evaluate": evaluate,
-                    "export": export,
-                    "index": index,
-                    "search": search,
-                    "browse": browse,
-                    "datasets": datasets,
-                    "losses": losses,
-                    "paper": paper,
-                    "doctor": doctor,
-                },
-                prog="proxygml",
-                description="Deep metric learning with fewer proxies. Start with: proxygml train glyphs",
-                args=arguments,
-                config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
-            )
+            train.__annotations__["settings"] = Annotated[recipes, tyro.conf.arg(name="")]
+            parse(COMMANDS, arguments, "Deep metric learning with fewer proxies. Start with: proxygml train glyphs")()
+            sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`
+        output.on_broken_pipe()
     except KeyboardInterrupt as stop:
         # If it interrupted code in a string (as dataclasses run while they are imported), Python would end by SIGINT
         # whatever the exit code here; running another string clears that.

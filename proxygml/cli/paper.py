@@ -7,15 +7,17 @@ import tyro
 
 from proxygml.cli.display import output, show_progress, show_table
 from proxygml.cli.stopping import resume_hint
+from proxygml.paper import EXPERIMENTS
 
 if TYPE_CHECKING:
     from proxygml.paper.executors import Executor
 
 QUEUE = "queue"
+EXPERIMENT = tyro.conf.arg(metavar="[EXPERIMENT]", help=f"One of {', '.join(EXPERIMENTS)}, or {QUEUE}.")
 
 
 def paper(
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    name: Annotated[str | None, tyro.conf.Positional, EXPERIMENT] = None,
     dataset: str = "glyphs",
     data: Path | None = None,
     seeds: int | None = None,
@@ -45,23 +47,22 @@ def paper(
     ROOT holds Cars196, CUB_200_2011 and omniglot28.npz. `--plan` shows what is left.
 
     Args:
-        name: Which table or figure, or queue.
         dataset: What to run it on.
         data: Folder of that dataset, or one that holds it.
-        seeds: Runs of each row, with the seeds 0, 1, ... [default: 3, of modules 5].
-        only: Rows to run, by their names in the table [default: all].
+        seeds: Runs of each row, with the seeds 0, 1, ... (default: 3, of modules 5).
+        only: Rows to run, by their names in the table (default: all).
         protocol: As the setting has it, without tuning; or fair: settings are chosen on held-out training classes, with
             equal trials for all, and test classes are scored once.
-        jobs: Runs at a time [default: one for each GPU, or for each core without GPUs, where the queue runs one].
+        jobs: Runs at a time (default: one for each GPU, or for each core without GPUs, where the queue runs one).
         executor: Where to run: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
             (SBATCH_PARTITION and what else sbatch reads from its environment).
-        precision: Of all runs [default: that of the dataset's recipe]. Finished runs stay, whatever their precision.
-        workers: Processes of each run that decode images [default: those of the recipe].
+        precision: Of all runs (default: that of the dataset's recipe). Finished runs stay, whatever their precision.
+        workers: Processes of each run that decode images (default: those of the recipe).
         runs: Stop the queue after so many runs.
         plan: Show what is left in the queue, and about how long it takes, and run nothing.
-        quick: Two epochs on 24 classes, one seed, into runs/quick: does everything work?
-        results: Folder of finished runs [default: results].
-        work: Folder of unfinished runs [default: runs/paper].
+        quick: Two epochs on 40 classes, one seed, into runs/quick: does everything work?
+        results: Folder of finished runs (default: results).
+        work: Folder of unfinished runs (default: runs/paper).
         render: Draw from results/ alone; without a name, everything, as --report does.
         report: Write docs/results.md from results/, and draw all that stands in it.
     """

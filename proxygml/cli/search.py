@@ -38,7 +38,7 @@ def search(
         run: The run that embeds the images, if the index does not contain its network.
         split: Search only in the training or test images of a run.
         data: Folder of the run's images, if they have moved.
-        device: Accelerator that embeds images [default: the run's, if this machine has it].
+        device: Accelerator that embeds images (default: the run's, if this machine has it).
         json: Print the hits as JSON.
     """
     from proxygml.embeddings import Embeddings

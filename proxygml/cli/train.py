@@ -2,9 +2,10 @@
 
 import itertools
 import shlex
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import tyro
 
@@ -13,11 +14,42 @@ from proxygml.cli.stopping import resume_hint
 from proxygml.distributed.launch import is_first_process
 from proxygml.paper import methods
 from proxygml.training.presets import GLYPHS, PRESETS
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import (
+    DataSettings,
+    EvaluationSettings,
+    HardwareSettings,
+    LossSettings,
+    NetworkSettings,
+    OptimizationSettings,
+    Recipe,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A Recipe in groups, as `--help` shows them."""
+
+    data: DataSettings
+    network: NetworkSettings
+    loss: LossSettings
+    optimization: OptimizationSettings
+    evaluation: EvaluationSettings
+    hardware: HardwareSettings
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Settings":
+        """The groups of a recipe."""
+        kinds = get_type_hints(cls).values()
+        return cls(*(kind(**{each.name: getattr(recipe, each.name) for each in fields(kind)}) for kind in kinds))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of these groups."""
+        return Recipe(**{name: value for group in vars(self).values() for name, value in vars(group).items()})
 
 
 def train(
-    recipe: Recipe = GLYPHS,
+    settings: Settings = Settings.of(GLYPHS),  # noqa: B008
     out: Path | None = None,
     resume: Path | None = None,
     like: Literal["fair", "native"] | None = None,
@@ -31,13 +63,14 @@ def train(
     finished epoch.
 
     Args:
-        out: Folder of the new run [default: runs/DATASET-DATE-TIME].
+        out: Folder of the new run (default: runs/DATASET-DATE-TIME).
         resume: Folder of a run to continue; the settings given with it replace its own: `--epochs 20`, `--device cpu`,
             `--data` if its images have moved. Settings that would make it another run are refused.
         like: Run the --loss with ProxyGML's settings (fair) or with those of its own paper or code (native); other
             options override them.
         json: Print the scores as JSON.
     """
+    recipe = settings.recipe
     if resume is not None and (out is not None or like is not None):
         raise ValueError("--resume continues a run in its own folder: leave out --out and --like")
 
@@ -90,4 +123,5 @@ def presets(arguments: list[str]) -> tuple[type, list[str]]:
         recipes["run"] = Run.open(given["--resume"]).recipe
         arguments = ["train", "run", *arguments[1:]]
     descriptions = {name: PRESETS[name][0] if name in PRESETS else "The run to resume." for name in recipes}
-    return tyro.extras.subcommand_type_from_defaults(recipes, descriptions, prefix_names=False), arguments
+    settings = {name: Settings.of(recipe) for name, recipe in recipes.items()}
+    return tyro.extras.subcommand_type_from_defaults(settings, descriptions, prefix_names=False), arguments

@@ -11,6 +11,7 @@ from PIL import Image
 
 from proxygml.data.decoding import open_image
 from proxygml.data.names import Names
+from proxygml.files import unknown_name
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load(
     (folder, table, tar).
     """
     if name not in DATASETS:
-        raise ValueError(f"expected a dataset among {', '.join(DATASETS)}, got {name!r}")
+        raise unknown_name("a dataset", name, DATASETS)
     module = importlib.import_module(f"proxygml.data.{name}")
     if name == "glyphs":
         if root is not None:

@@ -10,6 +10,7 @@ from proxygml.data import ImageList
 from proxygml.data.cache import Cache
 from proxygml.data.check import find_problems, without_problems
 
+MAX_NAMED = 10  # skipped images whose paths are shown
 MAX_CHECKED, SAMPLE = 100_000, 2_000  # with `sample`, decode this many images of a list longer than MAX_CHECKED
 
 
@@ -44,3 +45,12 @@ def readable_images(
         problems = cache.fill(images, max_bytes, progress)
         images = replace(images, open_file=cache.open)
     return without_problems(images, problems, skip=skip_broken)
+
+
+def describe_skipped(images: ImageList, kept: ImageList) -> str:
+    """How many images are not kept, and their paths; empty if all are."""
+    skipped = sorted(set(images.paths) - set(kept.paths)) if len(kept) < len(images) else []
+    if not skipped:
+        return ""
+    more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+    return f"{len(skipped)} of {len(images)} images that cannot be read: {', '.join(skipped[:MAX_NAMED])}{more}"

@@ -11,6 +11,7 @@ from proxygml.data import ImageList
 from proxygml.data.names import Names
 
 Split = Literal["train", "test", "all"]
+MIN_HELD_OUT = 10  # classes; fewer choose the best epoch by chance
 Class = TypeVar("Class", str, int)  # a name or an id
 
 
@@ -84,12 +85,12 @@ def split_classes(names: Iterable[str], *, test_fraction: float, seed: int) -> s
 
 
 def hold_out(images: ImageList, fraction: float) -> tuple[ImageList, ImageList | None]:
-    """Images of the training classes and of the held-out classes; None if the fraction is less than two classes."""
+    """Images of the training classes and of the held-out classes; None, and all trained, if those are too few."""
     classes = len(images.class_names)
     if classes < 2:
         raise ValueError("expected at least two classes to train on, got one: add classes, or lower --test-fraction")
     count = round(fraction * classes)
-    if count < 2:
+    if count < MIN_HELD_OUT:
         return images, None
     if classes - count < 2:
         raise ValueError(f"held_out {fraction} leaves {classes - count} of {classes} classes to train on: lower it")

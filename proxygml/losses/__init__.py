@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from proxygml.files import unknown_name
+
 if TYPE_CHECKING:  # `proxygml losses` starts without torch
     from torch import nn
 
@@ -102,7 +104,7 @@ METHODS = {
 def find(name: str) -> Method:
     """The Method of a name; an unknown name is an error that lists the known ones."""
     if name not in METHODS:
-        raise ValueError(f"expected a loss among {', '.join(METHODS)}, got {name!r}")
+        raise unknown_name("a loss", name, METHODS)
     return METHODS[name]
 
 

@@ -14,6 +14,8 @@ because it searches the setting they differ in).
 import importlib
 from types import ModuleType
 
+from proxygml.files import unknown_name
+
 EXPERIMENTS = {
     "modules": "modules",
     "comparison": "comparison",
@@ -32,5 +34,5 @@ EXPERIMENTS = {
 def find(name: str) -> ModuleType:
     """The module of an experiment; an unknown name is an error that lists the known ones."""
     if name not in EXPERIMENTS:
-        raise ValueError(f"expected an experiment among {', '.join(EXPERIMENTS)}, got {name!r}")
+        raise unknown_name("an experiment", name, EXPERIMENTS)
     return importlib.import_module(f"proxygml.paper.{EXPERIMENTS[name]}")

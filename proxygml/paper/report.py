@@ -33,9 +33,9 @@ makes a section; glyphs needs no `--data`.
 
 Every score is a mean over seeds with its 95 % interval (Student's t). Differences are paired by seed: a claim holds or
 fails where their interval excludes 0; otherwise there is no significant difference (n.s.). No method is tuned, except
-by the fair protocol ([paper.md](paper.md)). On glyphs and omniglot the best epoch on test classes counts, as in the
-paper; everywhere else the last epoch. A star marks a method with a [note](#notes). [Runs](#runs) lists seeds, hours and
-commits.
+by the fair protocol ([paper.md](paper.md)). On glyphs and omniglot the epoch with the best Recall@1 on test classes
+counts, as in the paper; everywhere else the last epoch. A star marks a method with a [note](#notes). [Runs](#runs)
+lists seeds, hours and commits.
 
 """
 

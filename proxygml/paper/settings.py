@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxygml.files import unknown_name
 from proxygml.paper.frozen import PAPER
 from proxygml.training.presets import GLYPHS, PRESETS
 from proxygml.training.recipe import Recipe
@@ -104,13 +105,13 @@ SETTINGS = {
     "sop": Setting(PRESETS["paper-sop"][1], "the paper's own setting, for a GPU", "Stanford_Online_Products"),
 }
 
-QUICK = {"classes": 24, "epochs": 2, "embedding_dim": 24}  # a quick check
+QUICK = {"classes": 40, "epochs": 2, "embedding_dim": 24}  # a quick check
 
 
 def find_setting(dataset: str) -> Setting:
     """The setting of this name; an unknown name is an error that lists the known ones."""
     if dataset not in SETTINGS:
-        raise ValueError(f"expected a dataset among {', '.join(SETTINGS)}, got {dataset!r}")
+        raise unknown_name("a dataset", dataset, SETTINGS)
     return SETTINGS[dataset]
 
 

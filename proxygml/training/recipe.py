@@ -1,6 +1,5 @@
 """Recipe: all settings of a run, validated, to and from JSON."""
 
-import difflib
 import json
 import math
 import os
@@ -9,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from proxygml.files import parse_json
+from proxygml.files import did_you_mean, parse_json
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -34,8 +33,8 @@ POSITIVE = (
 
 
 @dataclass(frozen=True)
-class Recipe(ProxyGMLSettings):
-    """All settings of a run; defaults are the paper's where it has one."""
+class DataSettings:
+    """What a run trains and tests on."""
 
     dataset: str = "glyphs"
     """Name of the dataset: see `proxygml datasets`."""
@@ -53,15 +52,6 @@ class Recipe(ProxyGMLSettings):
     """Folder that caches decoded, downsized training images, useful for large photos; None: no cache."""
     cache_gigabytes: float = 10.0
     """Maximum size of that folder."""
-    held_out: float = 0.1
-    """Fraction of the training classes held out to choose the best epoch; 0: train on all, keep the last epoch."""
-    tested_epochs: tuple[int, ...] = ()
-    """The paper's protocol: score the test classes after these epochs and the last; with held_out 0, keep the best."""
-    keep_epoch: Literal["best", "last"] = "best"
-    """Which network to keep: the best epoch's or the last epoch's."""
-    test: bool = True
-    """Score the network on the test classes at the end; turn off while tuning on held-out classes."""
-
     image_size: int = 224
     """Side of the network's input images, in pixels."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
@@ -72,6 +62,13 @@ class Recipe(ProxyGMLSettings):
     """Flip half of the training images horizontally."""
     test_crop: float = 224 / 256
     """Side of the center crop for testing, as a fraction of the shorter side."""
+    images_per_class: int | None = None
+    """Images per class in a batch, for losses that sample by class; None: the method's default."""
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Which network is trained, from which weights."""
 
     backbone: str = "convnet"
     """Network: convnet, bn-inception, googlenet, resnet18 or 50, efficientnet-lite0, 1 or 2, or hf:NAME_OR_FOLDER."""
@@ -88,6 +85,11 @@ class Recipe(ProxyGMLSettings):
     pooling: Literal["average", "max", "average+max"] = "average"
     """Global pooling of the feature maps."""
 
+
+@dataclass(frozen=True)
+class LossSettings(ProxyGMLSettings):
+    """The loss; the settings of ProxyGML are its own."""
+
     loss: str = "proxygml"
     """Name of the loss: see `proxygml losses`."""
     loss_settings: tuple[str, ...] = ()
@@ -97,12 +99,15 @@ class Recipe(ProxyGMLSettings):
     shard: bool = False
     """Shard the proxies of proxygml by class over the processes."""
 
+
+@dataclass(frozen=True)
+class OptimizationSettings:
+    """How it is minimized."""
+
     epochs: int = 50
     """Passes over the training images."""
     batch_size: int = 32
     """Images per step, over all processes."""
-    images_per_class: int | None = None
-    """Images per class in a batch, for losses that sample by class; None: the method's default."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     """Optimizer; sgd has a momentum of 0.9."""
     learning_rate: float = 1e-4
@@ -128,10 +133,31 @@ class Recipe(ProxyGMLSettings):
     seed: int = 0
     """Seed of weights, order and crops; on a CPU with as many threads, the same seed gives the same run."""
 
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Which epoch is kept, and what is scored."""
+
+    held_out: float = 0.1
+    """Fraction of the training classes held out to choose the best epoch; if 0 or fewer than ten classes: train on all,
+    keep the last epoch."""
+    tested_epochs: tuple[int, ...] = ()
+    """The paper's protocol: score the test classes after these epochs and the last; with held_out 0, keep the best of
+    these by MAP@R."""
+    keep_epoch: Literal["best", "last"] = "best"
+    """Which network to keep: that of the epoch with the best MAP@R on held-out (or tested) classes, or the last."""
+    test: bool = True
+    """Score the network on the test classes at the end; turn off while tuning on held-out classes."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     """The n of Recall@n."""
     baselines: bool = True
     """Also score raw pixels and the untrained network without its head on the test classes."""
+
+
+@dataclass(frozen=True)
+class HardwareSettings:
+    """Where it runs."""
+
     device: Device = "auto"
     """Accelerator."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
@@ -144,6 +170,11 @@ class Recipe(ProxyGMLSettings):
     """Machines that share each batch; start the command on each: see docs/scaling.md."""
     timeout: float = 1800.0
     """Seconds that processes wait for each other."""
+
+
+@dataclass(frozen=True)
+class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSettings, NetworkSettings, DataSettings):
+    """All settings of a run; defaults are the paper's where it has one."""
 
     def __post_init__(self) -> None:
         for field in fields(self):  # JSON has lists instead of tuples
@@ -195,10 +226,7 @@ class Recipe(ProxyGMLSettings):
         known = [field.name for field in fields(self)]
         for name in settings:
             if name not in known:
-                longer = [field for field in known if field.startswith(name)]
-                nearest = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-                hint = f": did you mean {nearest[0]!r}?" if nearest else ""
-                raise ValueError(f"a recipe has no setting {name!r}{hint}")
+                raise ValueError(f"a recipe has no setting {name!r}{did_you_mean(name, known)}")
         return replace(self, **cast(dict[str, Any], settings))  # __post_init__ checks the types
 
     def with_absolute_paths(self) -> "Recipe":

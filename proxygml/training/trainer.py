@@ -12,6 +12,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import Tensor
 from proxygml import evaluation, plots
 from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
-from proxygml.data.readable import readable_images
-from proxygml.data.splits import hold_out
+from proxygml.data.readable import describe_skipped, readable_images
+from proxygml.data.splits import MIN_HELD_OUT, hold_out
 from proxygml.distributed.checkpoints import checksums
 from proxygml.distributed.launch import LostProcessError
 from proxygml.files import locked
@@ -115,6 +116,10 @@ class Trainer:
         if self.tests or recipe.tested_epochs:
             self.test_images = self._prepare_images(self.test_images, "test", model)
         train_images, self.held_out_images = hold_out(train_images, recipe.held_out)
+        if recipe.held_out and self.held_out_images is None:
+            count = len(train_images.class_names)
+            note = f"none, {recipe.held_out:g} of {count} classes is fewer than {MIN_HELD_OUT}: all are trained"
+            progress("held-out classes", 0, 0, f"{note}, and the last epoch is kept")
         self.loop = TrainingLoop(recipe, fabric, model, train_images)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -153,8 +158,12 @@ class Trainer:
         for epoch in range(len(self.log), self.recipe.epochs):
             self._run_epoch(epoch, run)
         self.fabric.barrier()  # best.pt has been written
+        trained: dict[str, Any] = {"epoch_chosen_by": self._choice}
+        if self.tests and self.best["epoch"] < len(self.log):
+            model, what = self.loop.model, "scoring the last epoch"
+            last = self.evaluator.score(model, self.test_images, what, cluster=False)
+            trained["last_epoch"] = last.to_json()
         self._load_best(run)
-        trained: dict[str, Any] = {}
         if self.tests:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
             trained["trained"] = self.evaluator.evaluate(embeddings, cluster=True).to_json()
@@ -210,21 +219,20 @@ class Trainer:
         entry["training_seconds"] = time.perf_counter() - started
         entry["images_per_second"] = len(self.loop.images) / entry["training_seconds"]
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
-        selection = None
         if self.held_out_images is not None:
             model, what = self.loop.model, "scoring held-out classes"
-            selection = self.evaluator.score(model, self.held_out_images, what, cluster=False)
-            entry["held_out"] = selection.to_json()
+            entry["held_out"] = self.evaluator.score(model, self.held_out_images, what, cluster=False).to_json()
         tested = self.recipe.tested_epochs
         if epoch + 1 in tested or (tested and epoch + 1 == self.recipe.epochs):
-            test_scores = self._test()
-            entry["test"] = test_scores.to_json()
-            selection = selection or test_scores
+            entry["test"] = self._test().to_json()
         entry["seconds"] = time.perf_counter() - started
-        is_best = self._is_best(selection)
+        map_at_r = entry.get(self._choice or "", {}).get("map_at_r")
+        so_far = self.best.get("map_at_r")
+        is_best = self._choice is None or so_far is None or (map_at_r is not None and map_at_r > so_far)
         if is_best:
-            self.best = {"epoch": epoch + 1, "map_at_r": None if selection is None else selection.map_at_r}
+            self.best = {"epoch": epoch + 1, "map_at_r": map_at_r}
         self.log.append(entry)
+        self.progress(f"epoch {epoch + 1}/{self.recipe.epochs}", 0, 0, self._describe(entry))
         if self.writes:
             run.write_log(self.log)
         self._save_last(run)
@@ -241,16 +249,29 @@ class Trainer:
         highest = max((entry["test"][f"recall@{first}"] for entry in self.log if "test" in entry), default=-1)
         return self.evaluator.evaluate(embeddings, cluster=True) if scores.recall[first] > highest else scores
 
-    def _is_best(self, selection: evaluation.Scores | None) -> bool:
-        """Whether the newest epoch is the best so far; without scores, the newest always is."""
-        so_far = self.best.get("map_at_r")
-        if selection is None or self.recipe.keep_epoch == "last":
-            return so_far is None or self.recipe.keep_epoch == "last"
-        return so_far is None or selection.map_at_r > so_far
+    @property
+    def _choice(self) -> str | None:
+        """Which scores in the log choose the best epoch, by MAP@R; None keeps the last epoch."""
+        if self.recipe.keep_epoch == "last":
+            return None
+        if self.held_out_images is not None:
+            return "held_out"
+        return "test" if self.recipe.tested_epochs and not self.recipe.held_out else None
 
     def _report_step(self, step: int, steps: int, loss: float) -> None:
-        epoch = f"epoch {len(self.log) + 1}/{self.recipe.epochs}"
-        self.progress("training", step, steps, f"{epoch} loss {loss:.2f}{_held_out_note(self.log)}")
+        self.progress("training", step, steps, f"epoch {len(self.log) + 1}/{self.recipe.epochs} loss {loss:.2f}")
+
+    def _describe(self, entry: dict) -> str:
+        """Loss, scores, speed and time left after an epoch."""
+        n = self.recipe.recall_at[0]
+        shown = "".join(
+            f", {name.replace('_', '-')} R@{n} {100 * entry[name][f'recall@{n}']:.1f}, "
+            f"MAP@R {100 * entry[name]['map_at_r']:.1f}"
+            for name in ("held_out", "test")
+            if name in entry
+        )
+        left = timedelta(seconds=round(entry["seconds"] * (self.recipe.epochs - entry["epoch"])))
+        return f"loss {entry['loss']:.3f}{shown}, {entry['images_per_second']:.0f} images/s, {left} left"
 
     def _embed_training_images(self) -> tuple[Tensor, Tensor]:
         """Embeddings (M, D) of the training images without augmentation, and labels (M,)."""
@@ -279,9 +300,9 @@ class Trainer:
                 sample=True,
                 progress=checked,
             )
-        if broken := len(images) - len(kept):
-            self.progress("skipped", 0, 0, f"{broken} of {len(images)} {what} images that cannot be read")
-            self.scores[f"skipped_{what}_images"] = broken
+        if skipped := describe_skipped(images, kept):
+            self.progress(f"skipped in {what}", 0, 0, skipped)
+            self.scores[f"skipped_{what}_images"] = len(images) - len(kept)
         return kept
 
     def _save_last(self, run: Run) -> None:
@@ -313,13 +334,6 @@ def _destroy_process_group() -> None:
     """At exit: gloo threads that outlive the interpreter were seen to abort a finished process."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _held_out_note(log: list[dict]) -> str:
-    if not log or "held_out" not in log[-1]:
-        return ""
-    recall, fraction = next(iter(log[-1]["held_out"].items()))
-    return f" {recall.replace('recall', 'R')} {100 * fraction:.0f}%"
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """The command line, as processes and in process."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import torch
 from PIL import Image
 
 from proxygml.cli.main import main
+from proxygml.cli.train import Settings
 from proxygml.embeddings import Embeddings
+from proxygml.paper import EXPERIMENTS
+from proxygml.training.presets import PRESETS
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
 
@@ -149,7 +153,7 @@ class TestMistakes:
             (["--data", "/somewhere"], "glyphs are drawn and need no --data"),
             (["--backbone", "resnet9000"], "expected a backbone among"),
             (["--image-size", "8"], "expected 16 pixels or more"),
-            (["--held-out", "0.9", "--classes", "3"], "leaves 0 of 3 classes to train on"),
+            (["--held-out", "0.95", "--classes", "12"], "leaves 1 of 12 classes to train on"),
             (["--weights", "nowhere.pth"], "nowhere.pth"),
             (["--frozen", "block9"], "no stage block9 to freeze in ConvNet: choose from block1"),
             *([(["--device", "cuda"], "device cuda is not available")] if not torch.cuda.is_available() else []),
@@ -237,13 +241,72 @@ class TestMistakes:
         assert "no best.pt" in line
 
     @pytest.mark.parametrize(
-        "arguments",
-        [[], ["trian"], ["train", "glyphs", "--epoch", "2"], ["train", "glyphs", "--epochs", "two"], ["embed"]],
+        ("arguments", "said"),
+        [
+            ("", "expected one of train, embed, evaluate, .*, doctor \\(proxygml --help\\)"),
+            ("trian glyphs", "expected one of .*, got 'trian': did you mean 'train'\\? \\(proxygml --help\\)"),
+            ("index biuld x", "expected one of .*: did you mean 'build'\\? \\(proxygml index --help\\)"),
+            (
+                "train photo",
+                "expected one of glyphs, .*, got 'photo': did you mean 'photos'\\? \\(proxygml train --help\\)",
+            ),
+            ("train photos /tmp", "unexpected '/tmp': did you mean --data /tmp\\? \\(proxygml train photos --help\\)"),
+            (
+                "train glyphs --epoch 2",
+                "no option --epoch: did you mean '--epochs'\\? \\(proxygml train glyphs --help\\)",
+            ),
+            ("train glyphs --epochs two", "Error parsing --epochs: .*'two' \\(proxygml train glyphs --help\\)"),
+            ("train glyphs --ratio -1", "expected a ratio above 0 .*, got -1.0 \\(proxygml train glyphs --help\\)"),
+            ("train glyphs --optimizer adm", "invalid choice 'adm' .*'adam', .*"),
+            ("search idx photo.jpg", "unexpected 'photo.jpg': did you mean --image photo.jpg\\? .*"),
+            ("embed", "Missing from proxygml embed: RUN .* --out PATH .*"),
+        ],
     )
-    def test_usage(self, arguments: list[str], capsys: pytest.CaptureFixture) -> None:
-        code, lines = failure(capsys, *arguments)
+    def test_usage(self, arguments: str, said: str, capsys: pytest.CaptureFixture) -> None:
+        code, line = failure(capsys, *arguments.split())
         assert code == 2
-        assert "proxygml" in lines
+        assert re.fullmatch(f"error: {said}", line)
+
+
+def test_help_says_each_default_once(capsys: pytest.CaptureFixture) -> None:
+    for command in ("embed", "paper", "index build", "datasets"):
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        shown = capsys.readouterr().out
+        assert "default: None" not in shown
+        assert "{None}|PATH]" not in shown.splitlines()[0]
+
+
+def test_help_lists_experiments(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["paper", "--help"])
+    assert set(EXPERIMENTS) <= set(re.findall(r"[\w-]+", capsys.readouterr().out))
+
+
+def test_help_groups_settings(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "glyphs", "--help"])
+    groups = re.findall(r"^\W*(\w+) options\W*$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert groups == ["data", "network", "loss", "optimization", "evaluation", "hardware"]
+
+
+def test_settings_of_a_recipe_make_it_again() -> None:
+    for _, recipe in PRESETS.values():
+        assert Settings.of(recipe).recipe == recipe
+
+
+@pytest.mark.parametrize("command", ["losses", "losses --json", "train --help"])
+def test_reader_that_leaves_is_no_error(command: str) -> None:
+    shell = f"{sys.executable} -m proxygml {command} | true"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&- >&- <&-"])
+def test_closed_streams_are_no_error(closed: str) -> None:
+    shell = f"{sys.executable} -m proxygml losses {closed}"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["train", "glyphs"], ["embed"], ["evaluate"]])
@@ -281,7 +344,7 @@ class TestLosses:
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
-            (["glyphs", "--loss", "tripplet"], "expected a loss among proxygml, semihard"),
+            (["glyphs", "--loss", "proxygm"], "got 'proxygm': did you mean 'proxygml'?"),
             (
                 ["glyphs", *SMALL, "--loss", "ms", "--loss-settings", "bata=3"],
                 "ms has no setting bata: it has alpha, beta",
@@ -328,6 +391,10 @@ def test_embed_skips_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture
                 path.write_bytes(path.read_bytes()[:60])
     options = ["--dataset", "folder", "--data", tmp_path / "photos", "--epochs", 1, "--ratio", 1, "--no-baselines"]
     main([str(o) for o in ["train", "glyphs", *options, "--skip-broken", "--out", tmp_path / "run"]])
+    trained = capsys.readouterr().err
     main(["embed", str(tmp_path / "run"), "--out", str(tmp_path / "vectors.npz")])
-    assert "images that cannot be read" in capsys.readouterr().err
+    said = re.findall(r"skipped.*: 4 of 12 images that cannot be read: (.*)", trained + capsys.readouterr().err)
+    training, test, embedded = (sorted(names.split(", ")) for names in said)
+    assert sorted(training + test) == [f"class{number}/2.png" for number in range(8)]
+    assert embedded == test
     assert len(Embeddings.load(tmp_path / "vectors.npz").vectors) == 8

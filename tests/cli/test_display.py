@@ -2,15 +2,26 @@
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.table import Table
 
-from proxygml.cli.display import PlainConsole, escape_control, in_one_line, messages, output, show_progress
+from proxygml.cli.display import (
+    PlainConsole,
+    escape_control,
+    in_one_line,
+    messages,
+    output,
+    show_progress,
+    show_run,
+    show_scores,
+)
 from proxygml.cli.search import search, show_hits
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Hit
+from proxygml.training.presets import PHOTOS
 
 HOSTILE = "[red]a[/red]:smile:\x1b[2J\x07\x9b31m\u202egpj.exe"
 SHOWN = "[red]a[/red]:smile:\\x1b[2J\\x07\\x9b31m\\u202egpj.exe"
@@ -89,6 +100,44 @@ def test_progress_is_printed_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn.getvalue().count(SHOWN) >= 2
     assert "[red]working" in drawn.getvalue()
     assert "\x1b[2J\x07" not in drawn.getvalue()
+
+
+def scores(recall: float, *, images: int = 300, classes: int = 15) -> dict:
+    rest = {"map_at_r": recall, "r_precision": recall, "nmi": None, "lone_queries": 0}
+    return {"recall@1": recall, **rest, "images": images, "classes": classes}
+
+
+def shown_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, **changes: object) -> str:
+    run = {"untrained": scores(0.851), "trained": scores(0.824), "best_epoch": 6, "epoch_chosen_by": None}
+    show_run(tmp_path, PHOTOS, run | {"seconds": 9.0} | changes)
+    return capsys.readouterr().out
+
+
+def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = shown_run(capsys, tmp_path)
+    header, frozen, trained, said, advice = (line.split() for line in shown.splitlines()[:5])
+    assert header[-3:] == ["R@1", "vs.", "frozen"]
+    assert frozen[-1] == "-"  # of NMI
+    assert trained[-1] == "-2.7"
+    assert " ".join(said).endswith("epoch 6 of 6 (the last), 9 s of training")
+    assert " ".join(advice).startswith("Training did not help: the frozen backbone is as good. Try --learning-rate")
+    assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.852))
+
+
+def test_last_epoch_is_shown_beside_the_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    best = {"last_epoch": scores(0.9), "trained": scores(0.95), "best_epoch": 4, "epoch_chosen_by": "held_out"}
+    shown = shown_run(capsys, tmp_path, **best)
+    assert "the same, last epoch" in shown
+    assert "epoch 4 of 6 (best MAP@R on held-out classes)" in shown
+
+
+@pytest.mark.parametrize(("images", "classes", "cautious"), [(12, 2, True), (99, 10, True), (100, 10, False)])
+def test_small_test_has_a_caution(
+    images: int, classes: int, cautious: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_scores({"trained": scores(1.0, images=images, classes=classes)}, heading="%")
+    said = f"caution: {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
+    assert (said in capsys.readouterr().out) == cautious
 
 
 def test_both_consoles_are_plain() -> None:

@@ -81,9 +81,9 @@ def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
         assert {"images_per_second", "seconds", "peak_memory_mb"} <= entry.keys()
         assert entry["loss"] == pytest.approx(entry["sample_loss"] + 0.3 * entry["proxy_loss"], rel=1e-5)
     assert trained_run.scores.keys() == {
-        *("trained", "held_out", "untrained", "pixels", "best_epoch", "seconds", "made_by")
-    }
-    assert trained_run.scores["trained"]["classes"] == 10
+        *("trained", "held_out", "untrained", "pixels", "best_epoch", "epoch_chosen_by", "seconds", "made_by")
+    } | ({"last_epoch"} if trained_run.scores["best_epoch"] < 2 else set())
+    assert trained_run.scores["trained"]["classes"] == 18
 
 
 def test_the_loss_falls_and_the_space_gets_better(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ class TestAStoppedRun:
         return [sys.executable, "-m", "proxygml", "train", *map(str, arguments)]
 
     OPTIONS = (
-        *("glyphs", "--classes", "10", "--epochs", "6", "--proxies-per-class", "2", "--ratio", "0.5"),
-        *("--held-out", "0.2", "--no-baselines"),
+        *("glyphs", "--classes", "18", "--epochs", "6", "--proxies-per-class", "2", "--ratio", "0.5"),
+        *("--held-out", "0.55", "--no-baselines"),
     )
 
     def started(self, folder: Path) -> subprocess.Popen:
@@ -232,7 +232,8 @@ class TestAStoppedRun:
         _, errors = process.communicate(timeout=250)
         assert process.returncode == (130 if how == signal.SIGTERM else -how)
         said = f"stopped: continue with: python -m proxygml train --resume {tmp_path / 'killed'}"
-        assert errors.splitlines()[1:] == ([said] if how == signal.SIGTERM else [])  # after the name of the folder
+        other = [line for line in errors.splitlines() if not line.startswith(("run folder: ", "epoch "))]
+        assert other == ([said] if how == signal.SIGTERM else [])
         assert len(Run.open(tmp_path / "killed").log) < 6
         self.assert_resumed_equals(whole, tmp_path / "killed")
 
@@ -254,17 +255,34 @@ class TestAStoppedRun:
 class TestHeldOutClasses:
     def test_are_not_trained_on(self, tiny: Recipe) -> None:
         images, _ = load_images(tiny)
-        trained_on, held_out = hold_out(images, 0.2)
+        trained_on, held_out = hold_out(images, 0.55)
         assert len(trained_on.class_names) == 8
-        assert len(held_out.class_names) == 2
+        assert len(held_out.class_names) == 10
         assert set(trained_on.class_names) | set(held_out.class_names) == set(images.class_names)
         assert len(trained_on) + len(held_out) == len(images)
-        assert hold_out(images, 0.2)[1].class_names == held_out.class_names
+        assert hold_out(images, 0.55)[1].class_names == held_out.class_names
 
-    def test_are_none_where_fewer_than_two_would_be(self, tiny: Recipe) -> None:
+    def test_are_none_where_fewer_than_ten_would_be(self, tiny: Recipe, tmp_path: Path) -> None:
         images, _ = load_images(tiny)
-        for share in (0.0, 0.1):
-            assert hold_out(images, share) == (images, None)
+        for fraction in (0.0, 0.1, 0.5):
+            assert hold_out(images, fraction) == (images, None)
+        told = []
+        recipe = tiny.changed({"held_out": 0.5, "tested_epochs": (1, 2, 3)})
+        run = train(recipe, tmp_path / "run", progress=lambda *what: told.append(what))
+        note = "none, 0.5 of 18 classes is fewer than 10: all are trained, and the last epoch is kept"
+        assert ("held-out classes", 0, 0, note) in told
+        assert (run.scores["best_epoch"], run.scores["epoch_chosen_by"]) == (3, None)
+        assert len(run.load_last()["loss"]["proxies"]) == 18
+
+    def test_epoch_is_one_line(self, tiny: Recipe, tmp_path: Path) -> None:
+        told = []
+        run = train(tiny.changed({"epochs": 2}), tmp_path / "run", progress=lambda *what: told.append(what))
+        lines = [note for what, _, total, note in told if total == 0 and what.startswith("epoch ")]
+        assert len(lines) == 2
+        scores = run.log[0]["held_out"]
+        shown = f"held-out R@1 {100 * scores['recall@1']:.1f}, MAP@R {100 * scores['map_at_r']:.1f}"
+        assert re.fullmatch(rf"loss {run.log[0]['loss']:.3f}, {shown}, \d+ images/s, 0:\d\d:\d\d left", lines[0])
+        assert lines[1].endswith("0:00:00 left")
 
     def test_choose_the_best_epoch(self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The scores of held-out classes are made up here: the second epoch is to win, whatever the test says."""
@@ -285,7 +303,10 @@ class TestHeldOutClasses:
         run = train(tiny, tmp_path / "run")
         assert run.scores["best_epoch"] == 2
         assert run.load_best()["epoch"] == 2
-        assert len(scored_on_test) == 1  # read once, at the end
+        last, kept = scored_on_test  # at the end
+        assert run.scores["last_epoch"] == last.to_json()
+        assert run.scores["trained"] == kept.to_json()
+        assert run.scores["epoch_chosen_by"] == "held_out"
         best, last = run.load_best()["model"], run.load_last()["model"]
         assert any(not torch.equal(best[name], last[name]) for name in best)
         for name, weights in load_model(run).state_dict().items():
@@ -353,9 +374,9 @@ class TestNarrowing:
 
         monkeypatch.setattr(loop.TrainingLoop, "_compute_loss", counted)
         recipe = tiny.changed({"ratio": 0.25, "start_ratio": 1.0, "held_out": 0.0})
-        run = train(recipe, tmp_path / "run")  # 10 classes of 2 proxies
+        run = train(recipe, tmp_path / "run")  # 18 classes of 2 proxies
         steps = len(used) // 3
-        assert used == [20] * steps + [10] * steps + [5] * steps
+        assert used == [36] * steps + [18] * steps + [9] * steps
         same = train(recipe.changed({"start_ratio": 0.25}), tmp_path / "same")
         plain = train(recipe.changed({"start_ratio": None}), tmp_path / "plain")
         same_weights(same.folder / "last.pt", plain.folder / "last.pt")
@@ -485,7 +506,7 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
     assert scored == [len(held_out)] * tiny.epochs
     best = max(run.log, key=lambda entry: entry["held_out"]["map_at_r"])
     assert run.scores["held_out"] == best["held_out"]
-    assert run.scores.keys() == {"held_out", "best_epoch", "seconds", "made_by"}
+    assert run.scores.keys() == {"held_out", "best_epoch", "epoch_chosen_by", "seconds", "made_by"}
     assert not (run.folder / "retrieval.png").exists()
 
 
