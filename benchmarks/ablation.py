@@ -142,7 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
-            make_photos(Path(folder), 96, (64, 48), classes=16)
+            make_photos(Path(folder), 192, (64, 48), classes=96)  # 12 of them held out
             small = {"backbone": "convnet", "weights": None, "frozen": (), "image_size": 32, "epochs": 1}
             runs: list[dict] = []
             base = BASELINE.changed({"dataset": "folder", "data": folder, **small})

@@ -24,7 +24,7 @@ from proxygml.paper.results import (
     settings_of,
 )
 from proxygml.paper.settings import base_recipe
-from proxygml.paper.tuning import TRIALS, chosen, tuned
+from proxygml.paper.tuning import HELD_OUT, TRIALS, chosen, tuned
 from proxygml.training import trainer
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Progress, Run
@@ -120,7 +120,8 @@ def _tuned(
 
         return finished(recipes, train_or_fail, work=work, executor=executor, progress=report)
 
-    return tuned(dataset, rows, only=only, results=results, trials=2 if quick else TRIALS, finish=finish)
+    trials, held_out = (2, 0.5) if quick else (TRIALS, HELD_OUT)
+    return tuned(dataset, rows, only=only, results=results, trials=trials, held_out=held_out, finish=finish)
 
 
 class Job(NamedTuple):

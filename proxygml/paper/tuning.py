@@ -16,7 +16,7 @@ from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe, parse_settings
 
 TRIALS = 8
-HELD_OUT = {"held_out": 0.25, "tested_epochs": (), "test": False, "seed": 0}
+HELD_OUT = 0.25  # fraction of the training classes
 RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # multiples of the row's own rates
 OWN = {  # range of each loss's own searched setting
     "proxygml": ("ratio", 0.05, 1.0),
@@ -51,6 +51,7 @@ def tuned(
     only: Collection[str] = (),
     results: Path,
     trials: int = TRIALS,
+    held_out: float = HELD_OUT,
     finish: Callable[[Mapping[str, Recipe], str], Generator[tuple[str, dict], None, None]],
 ) -> dict[str, Recipe]:
     """Each row, or `only` these, with the settings that gave the highest MAP@R on held-out training classes.
@@ -70,7 +71,9 @@ def tuned(
             before = trials_of(tried, name, recipe)
             if len(before) <= number:
                 settings = suggest(recipe, searched[name], before)
-                changed = apply(recipe, settings).changed(HELD_OUT)
+                changed = apply(recipe, settings).changed(
+                    {"held_out": held_out, "tested_epochs": (), "test": False, "seed": 0}
+                )
                 recipes[fingerprint(changed)] = changed
                 owners.setdefault(fingerprint(changed), []).append((name, fingerprint(recipe), settings))
         with closing(finish(recipes, f"trial {number + 1} of {trials}")) as made:

@@ -91,7 +91,7 @@ def altered(draw: Callable, value: object) -> object:
     return draw(st.sampled_from(ODD))
 
 
-@pytest.mark.parametrize("name", ["recipe", "description", "results", "run"])
+@pytest.mark.parametrize("name", ["recipe", "results", "run"])
 def test_odd_json_value_is_read_or_one_line(name: str, folder: Path) -> None:
     first, *rest = READERS[name].seeds()[0].split(BETWEEN)
 
@@ -125,7 +125,7 @@ def test_odd_array_is_read_or_one_line(name: str, folder: Path) -> None:
             assert complaint(READERS[name], given_bytes, folder) is None, (place, odd)
 
 
-@pytest.mark.parametrize("name", ["recipe", "description", "results", "run"])
+@pytest.mark.parametrize("name", ["recipe", "results", "run"])
 def test_deeply_nested_json_is_refused(name: str, tmp_path: Path) -> None:
     READERS[name].write(b"[" * 10**5, tmp_path)
     with pytest.raises(ValueError, match="nested too deeply"):
@@ -212,7 +212,8 @@ def test_tiff_is_rotated_once(held: int, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture("PNG", **turned))
     images = ImageList(["a.tiff", "a.png"], np.zeros(2), ("any",), tmp_path)
     crops = Crops(images.open, images.labels, size=16)
-    assert np.array_equal(crops[0][0], crops[1][0])
+    # Pillow turns a TIFF before it is resized, which rounds in another order.
+    np.testing.assert_allclose(crops[0][0].astype(int), crops[1][0], atol=1)
 
 
 class Greedy:

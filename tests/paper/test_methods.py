@@ -59,7 +59,7 @@ def test_iterations_become_epochs_that_see_as_many_images() -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    assert UNKNOWN["cosface"] == "no run on these datasets is known: its own constants, all else as fair"
+    assert UNKNOWN["cosface"] == "we know of no run on these datasets: its own constants, all else as fair"
     assert settings("cosface", "native", "cub") == settings("cosface", "fair", "cub") | {"tested_epochs": ()}
     with pytest.raises(ValueError, match="ms was run on cub, cars, sop, not on glyphs: use --like fair"):
         methods.settings("ms", "native", "glyphs")

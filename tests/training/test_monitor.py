@@ -99,7 +99,7 @@ def test_step_never_waits_for_the_device(training_loop: TrainingLoop, monkeypatc
     step()  # creates the optimizer's state
     operators = profiled_operators(step)
     assert not any(waits_for_device(event) for event in operators)
-    assert len(operators) < 1000
+    assert len(operators) < 1050
 
 
 @pytest.mark.parametrize(
