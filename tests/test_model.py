@@ -17,7 +17,7 @@ from proxygml import model
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings, embed
 from proxygml.evaluation import neighbors
-from proxygml.retrieval import Index, open_index
+from proxygml.retrieval import Index
 from proxygml.training import build
 from proxygml.training.run import Run
 
@@ -214,7 +214,7 @@ class TestRun:
         assert json.loads(run_command(capsys, "evaluate", run, "--json")) == trained_run.scores["trained"]
         items = sum(map(len, build.load_images(trained_run.recipe)))
         assert f"{items} new, 0 existing" in run_command(capsys, "index", "build", run, "--out", tmp_path / "index")
-        assert open_index(tmp_path / "index").model_folder() is not None
+        assert Index.open(tmp_path / "index").model_folder() is not None
 
     def test_search_embeds_once(self, trained_run: Run, tmp_path: Path, capsys, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
@@ -358,7 +358,7 @@ class TestVectors:
         assert "5 new, 0 existing" in shown
         assert "hnsw search finds 100.0 %" in shown
         run_command(capsys, "index", "build", new_database, "--out", tmp_path / "back")
-        assert len(open_index(tmp_path / "back")) == 5
+        assert len(Index.open(tmp_path / "back")) == 5
 
     def test_no_line_shows_a_password(self, own: Path, tmp_path: Path, new_database: str, photos, capsys) -> None:
         url = new_database.replace("postgres:@", "postgres:secret@", 1)
@@ -498,7 +498,7 @@ def test_commands_in_docs_search_work(
         if command[0] != "train":  # its run exists already
             main([word.replace("postgresql://team@server/photos?index=birds", new_database) for word in command])
     capsys.readouterr()
-    assert (len(open_index("my-index")), len(open_index("larger")), len(open_index(new_database))) == (5, 5, 8)
+    assert (len(Index.open("my-index")), len(Index.open("larger")), len(Index.open(new_database))) == (5, 5, 8)
 
 
 def test_pipe_is_named(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
-from proxygml.cli.display import messages, output, show_progress
+from proxygml.cli.display import Report, messages, output, show_progress
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
@@ -21,109 +22,130 @@ if TYPE_CHECKING:
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import Kind, Model
-    from proxygml.retrieval import AnyIndex
-    from proxygml.training.run import Progress
+    from proxygml.retrieval import Index
 
-    Source = Embeddings | AnyIndex | ImageList
+    Source = Embeddings | Index | ImageList
 
 Location = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 FolderLocation = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 SOURCES: tuple["Kind", ...] = ("embeddings", "images", "index", "run")
-SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN")]
+IndexKind = Literal["exact", "hnsw", "ivf-pq"]
+SILENT = tyro.conf.arg(help_behavior_hint="")  # the help says what happens without the option
+SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN"), SILENT]
 
 
-def build(
-    source: SourceLocation = None,
-    *,
-    out: str,
-    run: Path | None = None,
-    dataset: str | None = None,
-    data: Path | None = None,
-    split: Split | None = None,
-    device: Device | None = None,
-    kind: Literal["exact", "hnsw", "ivf-pq"] | None = None,
-) -> None:
-    """Build an index; after Ctrl-C, a kill or a full disk the same command continues.
+@dataclass(frozen=True)
+class Items:
+    """What goes into an index.
 
     Args:
         source: An .npz of embeddings, a folder of images (at any depth; the parent folder is the class), another index,
             or a run (its own images).
-        out: A new folder, or postgresql://USER@HOST/DATABASE?index=NAME.
-        run: The run that embeds images; a copy of its network is stored in the index, to embed queries.
+        run: The run that embeds images; a copy of its network is stored in the index, to embed queries (default: the
+            one stored there).
         dataset: A dataset, instead of a source.
         data: Folder of that dataset, or of the run's images if they have moved.
         split: Which images (default: all of a run, test of a dataset).
         device: Accelerator that embeds images (default: the run's, if this machine has it).
+    """
+
+    source: SourceLocation = None
+    run: Annotated[Path | None, SILENT] = None
+    dataset: Annotated[str | None, SILENT] = None
+    data: Annotated[Path | None, SILENT] = None
+    split: Annotated[Split | None, SILENT] = None
+    device: Annotated[Device | None, SILENT] = None
+
+    def open(self, model: "Model | None") -> "Source":
+        """The vectors, or the images that this model embeds."""
+        from proxygml.data import load
+        from proxygml.model import images_below, kind_of, open_vectors
+
+        if (self.source is None) == (self.dataset is None):
+            raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
+        if self.source is not None and kind_of(self.source, SOURCES) != "images":
+            split = self.split or "all"
+            with show_progress() as progress:
+                return open_vectors(self.source, split=split, data=self.data, device=self.device, progress=progress)
+        if model is None:
+            raise ValueError("images need --run RUN, a trained run that embeds them")
+        if self.source is not None:
+            return images_below(Path(self.source))
+        if self.split == "all":
+            raise ValueError("a dataset is indexed in parts: --split train, then `index add` with --split test")
+        changes = {"dataset": self.dataset, "data": None if self.data is None else str(self.data), "classes": None}
+        recipe = model.recipe.changed(changes)
+        both = load(recipe.dataset, recipe.data, size=recipe.image_size, test_fraction=recipe.test_fraction)
+        return both[0 if self.split == "train" else 1]
+
+    @property
+    def name(self) -> str:
+        """The same name whenever the same items are meant."""
+        from proxygml.retrieval.url import IndexURL, is_url
+
+        if self.source is None:
+            return f"{self.dataset} {self.data or ''} {self.split or 'test'}"
+        return str(IndexURL.parse(self.source)) if is_url(self.source) else os.path.abspath(self.source)
+
+
+def build(items: Items, *, out: str, kind: Annotated[IndexKind | None, SILENT] = None) -> None:
+    """Build an index; after Ctrl-C, a kill or a full disk the same command continues.
+
+    Args:
+        items: What goes into it.
+        out: A new folder, or postgresql://USER@HOST/DATABASE?index=NAME.
         kind: How to search (default: by the number of vectors, see docs/search.md).
     """
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model, kind_of
-    from proxygml.retrieval import create_index, is_url, open_index
+    from proxygml.retrieval import Index, is_url
     from proxygml.retrieval.contents import build_lock
-    from proxygml.retrieval.url import IndexURL
     from proxygml.retrieval.validation import checked_blocks
 
-    if run is None and source is not None and kind_of(source, SOURCES) == "run":
-        run = Path(source)
-    model = None if run is None else Model(run, device=device)
-    items = _open_source(source, model, dataset, data, split, device)
-    if source is None:
-        name = f"{dataset} {data or ''} {split or 'test'}"
-    else:
-        name = str(IndexURL.parse(source)) if is_url(source) else os.path.abspath(source)
-    if isinstance(items, ImageList):
+    run = items.run
+    if run is None and items.source is not None and kind_of(items.source, SOURCES) == "run":
+        run = Path(items.source)
+    model = None if run is None else Model(run, device=items.device)
+    source = items.open(model)
+    if isinstance(source, ImageList):
         dim, model_id = cast("Model", model).recipe.embedding_dim, cast("Model", model).model_id
     else:
-        dim, model_id = items.dim, items.model
-    if not len(items):
-        raise ValueError(f"expected vectors to search in, but {source} is empty")
-    if isinstance(items, Embeddings):  # before anything is written
-        for _ in checked_blocks(items, dim, source):
+        dim, model_id = source.dim, source.model
+    if not len(source):
+        raise ValueError(f"expected vectors to search in, but {items.source} is empty")
+    if isinstance(source, Embeddings):  # before anything is written
+        for _ in checked_blocks(source, dim, items.source):
             pass
     lock = nullcontext() if is_url(out) else build_lock(Path(out))
     with resume_hint(lambda: "the same command continues"), lock:
         try:
-            index = open_index(out)
+            index = Index.open(out)
         except FileNotFoundError:
-            index = create_index(out, dim=dim, model=model_id, kind=kind, expected_size=len(items))
+            index = Index.create(out, dim=dim, model=model_id, kind=kind, expected_size=len(source))
         if not len(index):
-            index.set_metadata("source", name)
-        if index.metadata.get("source") != name:
-            other = index.metadata.get("source")
+            index.set_metadata("source", items.name)
+        if (other := index.metadata.get("source")) != items.name:
             raise FileExistsError(f"{out} is an index of {other}: `proxygml index add` adds to it")
         if kind not in (None, index.kind):
             raise ValueError(f"{out} was started as {index.kind}, not {kind}: name another --out")
-        _fill(index, items, model)
+        _fill(index, source, model)
 
 
-def add(
-    index: Location,
-    source: SourceLocation = None,
-    run: Path | None = None,
-    dataset: str | None = None,
-    data: Path | None = None,
-    split: Split | None = None,
-    device: Device | None = None,
-) -> None:
+def add(index: Location, items: Items) -> None:
     """Add to an index; paths that it contains already stay unchanged.
 
     Args:
         index: Folder of the index, or its address postgresql://...
-        source: An .npz of embeddings, a folder of images, another index, or a run.
-        run: The run that embeds images (default: the one stored in the index).
-        dataset: A dataset, instead of a source.
-        data: Folder of that dataset, or of the run's images if they have moved.
-        split: Which images (default: all of a run, test of a dataset).
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
+        items: What to add.
     """
     from proxygml.model import Model
-    from proxygml.retrieval import open_index
+    from proxygml.retrieval import Index
 
-    opened = open_index(index)
-    folder = run or opened.model_folder()
-    model = None if folder is None else Model(folder, device=device)
-    _fill(opened, _open_source(source, model, dataset, data, split, device), model)
+    opened = Index.open(index)
+    folder = items.run or opened.model_folder()
+    model = None if folder is None else Model(folder, device=items.device)
+    _fill(opened, items.open(model), model)
 
 
 def remove(
@@ -135,14 +157,14 @@ def remove(
         index: Folder of the index, or its address postgresql://...
         items: Paths as a search shows them, folders, or classes.
     """
-    from proxygml.retrieval import open_index
+    from proxygml.retrieval import Index
 
-    opened = open_index(index)
+    opened = Index.open(index)
     count = opened.remove(_paths_of(items, opened))
     output.print(f"removed {count:,} of {count + len(opened):,} items")
 
 
-def _paths_of(names: "Sequence[str]", index: "AnyIndex") -> list[str]:
+def _paths_of(names: "Sequence[str]", index: "Index") -> list[str]:
     """The paths in an index that names stand for: a path itself, all below a folder, or all of a class."""
     paths: list[str] = []
     listing: list[tuple[str, str]] = []
@@ -168,9 +190,9 @@ def relocate(index: Location, old: FolderLocation, new: FolderLocation) -> None:
         old: The folder where they were.
         new: The folder where they are now.
     """
-    from proxygml.retrieval import open_index
+    from proxygml.retrieval import Index
 
-    opened = open_index(index)
+    opened = Index.open(index)
     before, after = os.path.abspath(old), os.path.abspath(new)
     count = opened.relocate(before, after)
     if not count:
@@ -192,9 +214,9 @@ def info(index: Location, json: bool = False) -> None:
         index: Folder of the index, or its address postgresql://...
         json: Print it as JSON.
     """
-    from proxygml.retrieval import open_index
+    from proxygml.retrieval import Index
 
-    opened = open_index(index)
+    opened = Index.open(index)
     with show_progress() as progress:
         recall = _measure_recall(opened, progress)
     values = {**opened.metadata, "items": len(opened), "classes": len(opened.class_names), "recall@10": recall}
@@ -213,44 +235,14 @@ def index(action: Annotated[ACTIONS, tyro.conf.arg(name="")]) -> None:  # type: 
     cast(Callable[[], None], action)()
 
 
-def _open_source(
-    source: str | None,
-    model: "Model | None",
-    dataset: str | None,
-    data: Path | None,
-    split: Split | None,
-    device: Device | None,
-) -> "Source":
-    from proxygml.data import load
-    from proxygml.model import images_below, kind_of, open_vectors
-
-    if (source is None) == (dataset is None):
-        raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
-    if source is not None and kind_of(source, SOURCES) != "images":
-        with show_progress() as progress:
-            return open_vectors(source, split=split or "all", data=data, device=device, progress=progress)
-    if model is None:
-        raise ValueError("images need --run RUN, a trained run that embeds them")
-    if source is not None:
-        return images_below(Path(source))
-    if split == "all":
-        raise ValueError("a dataset is indexed in parts: --split train, then `index add` with --split test")
-    changes = {"dataset": dataset, "data": None if data is None else str(data), "classes": None}
-    recipe = model.recipe.changed(changes)
-    both = load(recipe.dataset, recipe.data, size=recipe.image_size, test_fraction=recipe.test_fraction)
-    return both[0 if split == "train" else 1]
-
-
-def _fill(index: "AnyIndex", source: "Source", model: "Model | None") -> None:
+def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
     """Add a source to an index, bring its search up to date, and print a summary."""
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import add_embeddings, add_images
-    from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
 
-    if isinstance(index, Index):
-        index.check()
+    index.check()
     if model is not None:
         check_model(model.model_id, index.model, index.location)
     with show_progress() as progress:
@@ -273,7 +265,7 @@ def _fill(index: "AnyIndex", source: "Source", model: "Model | None") -> None:
     )
 
 
-def _measure_recall(index: "AnyIndex", progress: "Progress") -> float:
+def _measure_recall(index: "Index", progress: Report) -> float:
     progress("measuring recall", 0, 1, "")
     recall = index.recall()
     progress("measuring recall", 1, 1, "")

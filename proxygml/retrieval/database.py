@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from proxygml.files import UnwritableError
-from proxygml.version import __version__
 
 SCHEMA_VERSION = 3
 TABLES = """
@@ -44,32 +43,26 @@ class Database:
         self.connection.execute("PRAGMA trusted_schema = OFF")
         self.connection.execute("PRAGMA cell_size_check = ON")
 
-    def create_tables(self, metadata: dict[str, str | int]) -> None:
+    def create_tables(self, metadata: dict[str, str]) -> None:
         self.connection.executescript(TABLES)
         with self.transaction():
-            self.set_metadata({"schema_version": SCHEMA_VERSION, "version": __version__, "unit_length": 1, **metadata})
+            self.set_metadata(metadata)
 
-    def set_metadata(self, values: dict[str, str | int]) -> None:
+    def set_metadata(self, values: dict[str, str]) -> None:
         """Add or replace metadata within a transaction, and update its checksum."""
         insert = "INSERT OR REPLACE INTO metadata VALUES (?, ?)"
-        self.connection.executemany(insert, [(name, str(value)) for name, value in values.items()])
+        self.connection.executemany(insert, list(values.items()))
         rows = self.rows("SELECT name, value FROM metadata WHERE name != 'checksum' ORDER BY name")
         self.connection.execute(insert, ("checksum", _checksum(rows)))
 
     def metadata(self) -> dict[str, str]:
-        """Metadata by name; an error if it is damaged or of another schema."""
+        """Metadata by name; an error if it is damaged."""
         if set(self.rows(SCHEMA)) != _expected_schema():  # a view may be endless, a trigger change other tables
             raise self.damaged("its tables are not those of an index")
         metadata = dict(self.rows("SELECT name, value FROM metadata ORDER BY name"))
         missing = {"schema_version", "version", "unit_length", "dim", "model", "kind"} - metadata.keys()
         if missing:
             raise self.damaged(f"no {sorted(missing)[0]}")
-        if metadata["schema_version"] != str(SCHEMA_VERSION):
-            version = metadata["version"]
-            raise ValueError(
-                f"{self.path} was written by proxygml {version}, this is {__version__}: "
-                "update proxygml or build the index again"
-            )
         if metadata.pop("checksum", "") != str(_checksum(list(metadata.items()))):
             raise self.damaged("its metadata was altered")
         return metadata

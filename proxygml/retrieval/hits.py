@@ -9,7 +9,7 @@ import numpy as np
 from proxygml.embeddings import Embeddings
 
 if TYPE_CHECKING:
-    from proxygml.retrieval import AnyIndex
+    from proxygml.retrieval import Index
 
 
 class Hit(NamedTuple):
@@ -28,7 +28,7 @@ def cosines(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     return np.clip(vectors @ query / np.where(lengths > 0, lengths, 1), -1, 1)
 
 
-def measure_recall(index: "AnyIndex", count: int, queries: int) -> float:
+def measure_recall(index: "Index", count: int, queries: int) -> float:
     """The fraction of the `count` true nearest neighbors of some of an index's own items that its search finds.
 
     An item is not its own neighbor. A hit as near as the last of the true neighbors counts as found.

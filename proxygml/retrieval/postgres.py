@@ -1,4 +1,4 @@
-"""An index in a PostgreSQL database with pgvector, which a team can share; the same methods as an index in a folder.
+"""The items of an index in a PostgreSQL database with pgvector, which a team can share.
 
 Every change is one transaction. Vectors are loaded by COPY; when two processes add the same path, the second waits for
 the first and skips it. The HNSW graph is an index of the server, which every change keeps up to date.
@@ -7,7 +7,7 @@ the first and skips it. The HNSW graph is an index of the server, which every ch
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +18,14 @@ from proxygml.embeddings import Embeddings
 from proxygml.files import atomic_write, cache_folder
 from proxygml.retrieval import validation
 from proxygml.retrieval.contents import MODEL_FILES
-from proxygml.retrieval.hits import Hit, measure_recall
+from proxygml.retrieval.hits import Hit
 from proxygml.retrieval.url import IndexURL, connect, index_exists, one_line_errors, postgres_library
-from proxygml.version import __version__
+from proxygml.retrieval.validation import Block
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-KINDS = ("exact", "hnsw")
-MAX_DIM, MAX_HNSW_DIM = 16_000, 2_000  # of pgvector
+MAX_DIM = {"exact": 16_000, "hnsw": 2_000}  # of pgvector, by kind of index
 SCHEMA_VERSION = 2
 MAX_EXACT_ELEMENTS = 2_500_000  # 20,000 vectors of 128: the server compares one query at a time
 MIN_EF_SEARCH, MAX_EF_SEARCH = 128, 1000
@@ -58,11 +57,15 @@ ORDER BY path, row ON CONFLICT DO NOTHING
 
 def suggest_kind(count: int, dim: int) -> str:
     """The kind of index for vectors (count, dim)."""
-    return "exact" if count * dim <= MAX_EXACT_ELEMENTS or dim > MAX_HNSW_DIM else "hnsw"
+    return "exact" if count * dim <= MAX_EXACT_ELEMENTS or dim > MAX_DIM["hnsw"] else "hnsw"
 
 
-class PostgresIndex:
-    """An index in PostgreSQL; methods without a docstring behave as those of `Index`."""
+class PostgresStorage:
+    """The items of an `Index` in a schema of a PostgreSQL database."""
+
+    SCHEMA_VERSION = SCHEMA_VERSION
+    MAX_DIM = MAX_DIM
+    suggest_kind = staticmethod(suggest_kind)
 
     def __init__(self, url: IndexURL) -> None:
         self.url, self.location = url, str(url)
@@ -70,76 +73,52 @@ class PostgresIndex:
         with one_line_errors(self.location):
             self._connection = connect(url)
         self.close = weakref.finalize(self, self._connection.close)
-        metadata = self.metadata
-        if metadata["schema_version"] != str(SCHEMA_VERSION):
-            versions = f"{metadata['version']}, this is {__version__}"
-            raise ValueError(f"{self.location} was written by proxygml {versions}: update proxygml or build it again")
-        self.dim, self.model, self.kind = int(metadata["dim"]), metadata["model"], metadata["kind"]
+        self.settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
 
     @classmethod
-    def create(cls, url: str, *, dim: int, model: str = "", kind: str = "exact") -> "PostgresIndex":
-        if kind not in KINDS:
-            raise ValueError(f"expected a kind of index in PostgreSQL among {', '.join(KINDS)}, got {kind!r}")
-        max_dim = MAX_HNSW_DIM if kind == "hnsw" else MAX_DIM
-        if not 1 <= dim <= max_dim:
-            raise ValueError(f"expected 1 to {max_dim:,} dimensions for {kind} in PostgreSQL, got {dim:,}")
-        parsed = IndexURL.parse(url)
-        sql = postgres_library("psycopg").sql
-        metadata = {"schema_version": SCHEMA_VERSION, "version": __version__, "unit_length": 1}
-        metadata |= {"dim": dim, "model": model, "kind": kind}
+    def create(cls, url: str | Path | None, metadata: dict[str, str]) -> "PostgresStorage":
+        parsed = IndexURL.parse(str(url))
+        sql, dim = postgres_library("psycopg").sql, int(metadata["dim"])
         with one_line_errors(str(parsed)), connect(parsed) as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [parsed.name])
             if index_exists(connection, parsed.name):
                 raise FileExistsError(f"{parsed} exists already: name another ?index=")
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(parsed.name)))
             connection.execute(sql.SQL(TABLES).format(dim=sql.Literal(dim)))
-            if dim <= MAX_HNSW_DIM * 0.9:  # a row fits into a page: no separate TOAST table
+            if dim <= MAX_DIM["hnsw"] * 0.9:  # a row fits into a page: no separate TOAST table
                 connection.execute("ALTER TABLE items ALTER COLUMN vector SET STORAGE PLAIN")
             with connection.cursor() as cursor:
-                rows = [(name, str(value)) for name, value in metadata.items()]
-                cursor.executemany("INSERT INTO metadata VALUES (%s, %s)", rows)
-        return cls.open(url)
+                cursor.executemany("INSERT INTO metadata VALUES (%s, %s)", list(metadata.items()))
+        return cls(parsed)
 
     @classmethod
-    def open(cls, url: str) -> "PostgresIndex":
-        return cls(IndexURL.parse(url))
+    def open(cls, url: str | Path) -> "PostgresStorage":
+        return cls(IndexURL.parse(str(url)))
 
-    def __len__(self) -> int:
-        return self._rows("SELECT COUNT(*) FROM items")[0][0]
-
-    @property
-    def class_names(self) -> np.ndarray:
-        return np.array([name for (name,) in self._rows("SELECT name FROM classes ORDER BY id")], str)
-
-    @property
     def metadata(self) -> dict[str, str]:
         with self._connected() as connection:
             if not index_exists(connection, self.url.name):
                 raise FileNotFoundError(f"no index at {self.location}: `proxygml index build` makes one")
-        return dict(self._rows("SELECT name, value FROM metadata"))
+        return dict(self.rows("SELECT name, value FROM metadata"))
 
     def set_metadata(self, name: str, value: str) -> None:
         upsert = "INSERT INTO metadata VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             connection.execute(upsert, [name, value])
 
-    def listing(self) -> list[tuple[str, str]]:
-        return self._rows("SELECT path, name FROM items JOIN classes ON classes.id = class ORDER BY items.id")
+    def contains(self, paths: list[str]) -> set[str]:
+        texts = [validation.check_text(path) for path in paths]
+        return {path for (path,) in self.rows("SELECT path FROM items WHERE path = ANY(%b)", [texts])}
 
-    def contains(self, paths: Sequence[str]) -> set[str]:
-        texts = [validation.check_text(str(path)) for path in paths]
-        return {path for (path,) in self._rows("SELECT path FROM items WHERE path = ANY(%b)", [texts])}
-
-    def add(self, embeddings: Embeddings) -> int:
-        validation.check_model(embeddings.model, self.model, self.location)
+    def add(self, blocks: Iterable[Block]) -> int:
         unit_length, row = True, 0
-        with self._transaction() as connection, connection.cursor() as cursor:
+        with self.transaction() as connection, connection.cursor() as cursor:
             cursor.execute(
                 "CREATE TEMPORARY TABLE new_items (row bigint, path text, class text, vector vector) ON COMMIT DROP"
             )
             with cursor.copy("COPY new_items FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8", "text", "text", "vector"])
-                for vectors, classes, paths in validation.checked_blocks(embeddings, self.dim, self.location):
+                for vectors, classes, paths in blocks:
                     unit_length &= validation.have_unit_length(vectors)
                     for values in zip(paths, classes, vectors, strict=True):
                         copy.write_row((row, *values))
@@ -154,9 +133,9 @@ class PostgresIndex:
                 cursor.execute("UPDATE metadata SET value = '0' WHERE name = 'unit_length' AND value <> '0'")
         return added
 
-    def remove(self, paths: Sequence[str]) -> int:
-        texts = [validation.check_text(str(path)) for path in paths]
-        with self._transaction() as connection:
+    def remove(self, paths: list[str]) -> int:
+        texts = [validation.check_text(path) for path in paths]
+        with self.transaction() as connection:
             select = "SELECT path FROM items WHERE path = ANY(%b) ORDER BY path FOR UPDATE"
             contained = {path for (path,) in connection.execute(select, [texts])}
             validation.check_contains(texts, contained, self.location)
@@ -168,17 +147,16 @@ class PostgresIndex:
             "UPDATE items SET path = %(new)s::text || substr(path, length(%(old)s::text) + 1) "
             "WHERE starts_with(path, %(old)s::text || '/')"
         )
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             try:
-                return connection.execute(query, {"old": old, "new": validation.check_text(new)}).rowcount
+                return connection.execute(query, {"old": old, "new": new}).rowcount
             except postgres_library("psycopg").errors.UniqueViolation as error:
                 raise validation.already_below(new, self.location) from error
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
-        vectors = validation.check_query(vectors, count, self.dim, self.location)
         results: list[list[Hit]] = [[] for _ in vectors]
-        with self._transaction() as connection:  # the settings below end with it
-            if self.kind == "hnsw":
+        with self.transaction() as connection:  # the settings below end with it
+            if self.settings.kind == "hnsw":
                 ef_search = str(min(max(MIN_EF_SEARCH, 2 * count), MAX_EF_SEARCH))
                 options = {"hnsw.ef_search": ef_search, "hnsw.iterative_scan": "strict_order", "enable_seqscan": "off"}
                 for name, value in options.items():
@@ -190,7 +168,7 @@ class PostgresIndex:
         return results
 
     def blocks(self) -> Iterator[Embeddings]:
-        """All items in blocks of some thousand, from one snapshot; labels are positions in `class_names`."""
+        """All items, from one snapshot."""
         from psycopg import IsolationLevel
 
         with one_line_errors(self.location), connect(self.url) as connection:  # the index may change meanwhile
@@ -206,47 +184,45 @@ class PostgresIndex:
                         np.array([labels[class_id] for _, class_id, _ in rows]),
                         np.array([path for path, _, _ in rows], str),
                         class_names,
-                        self.model,
+                        self.settings.model,
                     )
 
-    def recall(self, count: int = 10, queries: int = 200) -> float:
-        return measure_recall(self, count, queries)
+    def check(self) -> None:
+        """The server checks its pages itself."""
 
-    def refresh(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def refresh(self, progress: Callable[[int, int], None]) -> None:
         """Build the HNSW graph if it is missing; until then every search is exact."""
-        if self.kind == "hnsw":
-            progress = progress or (lambda done, total: None)
+        if self.settings.kind == "hnsw":
             progress(0, 1)
-            with self._transaction() as connection:
+            with self.transaction() as connection:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.url.name])
                 connection.execute("CREATE INDEX IF NOT EXISTS nearest ON items USING hnsw (vector vector_l2_ops)")
             progress(1, 1)
 
     def save_model(self, run: Path) -> None:
-        """Copy best.pt and recipe.json of a run into the database, to embed queries."""
         upsert = "INSERT INTO model VALUES (%s, %b) ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content"
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for name in MODEL_FILES:
                 connection.execute(upsert, [name, (run / name).read_bytes()])
 
     def model_folder(self) -> Path | None:
-        """A folder in the user's cache with the files of `save_model`, or None if there are none."""
+        """A folder in the user's cache."""
         # Others write to this database: neither the id of a model nor a file's name may choose where files go.
-        cache_key = hashlib.sha256(f"{self.url} {self.model}".encode()).hexdigest()[:32]
+        cache_key = hashlib.sha256(f"{self.url} {self.settings.model}".encode()).hexdigest()[:32]
         folder = cache_folder() / "models" / cache_key
         if not (folder / "recipe.json").is_file():
-            contents = dict(self._rows("SELECT name, content FROM model"))
+            contents = dict(self.rows("SELECT name, content FROM model"))
             for name in MODEL_FILES if contents.keys() >= set(MODEL_FILES) else ():
                 with atomic_write(folder / name) as draft:
                     draft.write_bytes(contents[name])
         return folder if (folder / "recipe.json").is_file() else None
 
-    def _rows(self, query: str, values: Sequence = ()) -> list[tuple]:
+    def rows(self, query: str, values: Sequence = ()) -> list[tuple]:
         with self._connected() as connection:
             return connection.execute(query, values).fetchall()
 
     @contextmanager
-    def _transaction(self) -> "Iterator[Connection]":
+    def transaction(self) -> "Iterator[Connection]":
         """Commit at the end of the block, or roll back on an error."""
         with self._connected() as connection, connection.transaction():
             yield connection

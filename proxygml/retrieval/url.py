@@ -50,7 +50,7 @@ class IndexURL:
         return f"{scheme}{re.sub(':.*@', '@', user or '')}{host}?index={self.name}"
 
 
-def is_url(location: str | Path) -> bool:
+def is_url(location: str | Path | None) -> bool:
     """Whether this is the URL of a database rather than a path."""
     return str(location).startswith(("postgresql://", "postgres://"))
 

@@ -1,13 +1,33 @@
-"""Checks of what goes into an index and of queries, shared by both types of index."""
+"""Checks of what goes into an index, of queries and of settings, whatever stores the items."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from proxygml.embeddings import Embeddings
+from proxygml.version import __version__
 
 BLOCK_ROWS = 10_000  # vectors in memory at a time
 MAX_VALUE = 1e15  # of a vector's elements: squared distances must stay finite in float32
+
+Block = tuple[np.ndarray, list[str], list[str]]  # vectors (BLOCK_ROWS, D) as float32, class names, paths
+
+
+class Settings(NamedTuple):
+    """What an index is created with."""
+
+    dim: int
+    model: str
+    kind: str
+
+
+def read_settings(metadata: dict[str, str], schema_version: int, location: str) -> Settings:
+    """The settings in the metadata of an index; an error if another version of the package has written it."""
+    if metadata["schema_version"] != str(schema_version):
+        versions = f"{metadata['version']}, this is {__version__}"
+        raise ValueError(f"{location} was written by proxygml {versions}: update proxygml or build the index again")
+    return Settings(int(metadata["dim"]), metadata["model"], metadata["kind"])
 
 
 def check_vectors(vectors: np.ndarray, dim: int, location: object) -> np.ndarray:
@@ -23,13 +43,6 @@ def check_vectors(vectors: np.ndarray, dim: int, location: object) -> np.ndarray
         first = f"{invalid.sum()} of {len(invalid)} are not, first row {invalid.argmax()}"
         raise ValueError(f"expected finite vectors (no NaN, all below {MAX_VALUE:g}), but {first}")
     return vectors
-
-
-def check_query(vectors: np.ndarray, count: int, dim: int, location: object) -> np.ndarray:
-    """Queries (M, D) as float32; an error if they do not fit the index, or if `count` is not positive."""
-    if count < 1:
-        raise ValueError(f"expected to find 1 item or more, got {count}")
-    return check_vectors(vectors, dim, location)
 
 
 def check_model(model: str, expected: str, location: object) -> None:
@@ -62,19 +75,14 @@ def already_below(folder: str, location: object) -> ValueError:
     return ValueError(f"{location} contains some of these paths below {folder} already: remove the old or the new ones")
 
 
-def check_contains(paths: Sequence[str], contained: set[str], location: object) -> set[str]:
-    """The paths as a set; an error if an index does not contain all of them."""
-    unique = {str(path) for path in paths}
-    missing = sorted(unique - contained)
-    if missing:
-        raise ValueError(f"{location} does not contain {len(missing)} of {len(unique)} paths, first {missing[0]}")
-    return unique
+def check_contains(paths: list[str], contained: set[str], location: object) -> None:
+    """An error if an index does not contain all of the paths."""
+    if missing := sorted(set(paths) - contained):
+        raise ValueError(f"{location} does not contain {len(missing)} of {len(set(paths))} paths, first {missing[0]}")
 
 
-def checked_blocks(
-    embeddings: Embeddings, dim: int, location: object
-) -> Iterator[tuple[np.ndarray, list[str], list[str]]]:
-    """Vectors (BLOCK_ROWS, D) as float32, class names and paths, block by block: a memory map stays on disk."""
+def checked_blocks(embeddings: Embeddings, dim: int, location: object) -> Iterator[Block]:
+    """The embeddings block by block: a memory map stays on disk."""
     for start in range(0, max(len(embeddings.vectors), 1), BLOCK_ROWS):  # once if empty, to check D
         rows = slice(start, start + BLOCK_ROWS)
         vectors = check_vectors(embeddings.vectors[rows], dim, location)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
-from proxygml.retrieval import Index, create_index
+from proxygml.retrieval import Index
 from proxygml.server.opening import open_space
 from proxygml.training.run import Run
 from tests.test_model import failure, run_command
@@ -75,7 +75,7 @@ def test_remove_folders_and_classes(storage: str, request, tmp_path: Path, monke
     location = request.getfixturevalue("new_database") if storage == "postgres" else str(tmp_path / "index")
     paths = np.array([*(str(tmp_path / "photos" / name) for name in NAMES), "crow", "7"])
     classes = np.array(["crow", "owl", "wren", "own", "7"])
-    index = create_index(location, dim=8)
+    index = Index.create(location, dim=8)
     index.add(Embeddings(np.eye(8), np.array([0, 0, 1, 1, 2, 2, 3, 4]), paths, classes))
     for items, removed in [
         (["crow"], ["crow"]),  # the path, not the class

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proxygml.embeddings import Embeddings
-from proxygml.retrieval import open_index, vector_index
+from proxygml.retrieval import Index, vector_index
 
 DIM = 12
 CLASSES = np.array(["crow", "örn", "wren"])
@@ -22,7 +22,7 @@ def random_embeddings(count: int, *, seed: int = 0, start: int = 0, dim: int = D
 
 def add_in_parts(location: str, backwards: bool) -> int:
     """Add the same thousand items from first to last or from last to first, 75 at a time; returns how many were new."""
-    index, items = open_index(location), random_embeddings(1000)
+    index, items = Index.open(location), random_embeddings(1000)
     starts = range(0, 1000, 50)
     added = 0
     for start in reversed(starts) if backwards else starts:

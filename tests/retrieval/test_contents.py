@@ -87,7 +87,7 @@ def test_writing_a_graph_removes_only_older_graphs(sent: Path) -> None:
         (sent / name).touch()
     index = Index.open(sent)
     index.refresh()
-    index._vector_index.write(sent)
+    index.storage._vector_index.write(sent)
     assert {path.name for path in sent.glob("*.faiss")} == {"hnsw-20.faiss", "mine.faiss", "hnsw-mine.faiss"}
 
 

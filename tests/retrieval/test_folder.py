@@ -88,34 +88,34 @@ def test_graph_with_many_removals_is_rebuilt(new_index) -> None:
     index, paths = new_index(500, "hnsw"), random_embeddings(120).paths
     index.remove(paths[:80])
     index.refresh()
-    assert (index._vector_index.index.ntotal, len(index._vector_index)) == (500, 420)
+    assert (index.storage._vector_index.index.ntotal, len(index.storage._vector_index)) == (500, 420)
     index.remove(paths[80:])
     assert len(index.search(random_embeddings(1).vectors, 500)[0]) == 380
-    assert index._vector_index.index.ntotal == 380
+    assert index.storage._vector_index.index.ntotal == 380
 
 
 def test_ivf_pq_is_retrained_when_it_has_grown(new_index, monkeypatch) -> None:
     monkeypatch.setattr(vector_index, "num_lists", lambda count: count // 50)
     index = new_index(300, "ivf-pq")
-    assert index._vector_index.kind == "exact"  # too few to train on
+    assert index.storage._vector_index.kind == "exact"  # too few to train on
     for count, lists in [(400, 8), (800, 8), (900, 18)]:
         index.add(random_embeddings(count))
         index.refresh()
-        assert (index._vector_index.kind, index._vector_index.index.nlist) == ("ivf-pq", lists)
-        assert len(index._vector_index) == count
+        assert (index.storage._vector_index.kind, index.storage._vector_index.index.nlist) == ("ivf-pq", lists)
+        assert len(index.storage._vector_index) == count
 
 
 class TestDamage:
     def test_full_disk_changes_nothing(self, new_index, tmp_path: Path) -> None:
         index = new_index(10)
-        index.database.connection.execute("PRAGMA max_page_count = 20")  # simulates a full disk
+        index.storage.database.connection.execute("PRAGMA max_page_count = 20")  # simulates a full disk
         with pytest.raises(UnwritableError, match=r"items.sqlite: database or disk is full: free some space"):
             index.add(random_embeddings(5000))
         assert len(index) == len(Index.open(tmp_path / "index")) == 10
 
     def test_read_only_database_is_unwritable(self, new_index) -> None:
         index = new_index(10)
-        index.database.connection.execute("PRAGMA query_only = ON")
+        index.storage.database.connection.execute("PRAGMA query_only = ON")
         with pytest.raises(
             UnwritableError, match=r"items.sqlite: .*readonly.*: the file or its folder cannot be written"
         ):
@@ -167,14 +167,14 @@ class TestDamage:
     @pytest.mark.parametrize("change", ["vector = (SELECT vector FROM items WHERE id = 2)", "class = 9"])
     def test_altered_item(self, change: str, new_index) -> None:
         index = new_index(10)
-        with index.database.transaction() as connection:
+        with index.storage.database.transaction() as connection:
             connection.execute(f"UPDATE items SET {change} WHERE id = 1")
         with pytest.raises(ValueError, match=r"items.sqlite is damaged \(item 1 was altered\): remove .* and build"):
             index.search(random_embeddings(1).vectors, 1)
 
     def test_relocating_keeps_damage_visible(self, new_index) -> None:
         index = new_index(10)
-        with index.database.transaction() as connection:
+        with index.storage.database.transaction() as connection:
             connection.execute("UPDATE items SET class = 2 WHERE id = 1")
         assert index.relocate("/photos", "/new") == 9
         with pytest.raises(ValueError, match="item 1 was altered"):
@@ -198,7 +198,7 @@ class TestDamage:
             "from proxygml.retrieval import Index\n"
             "index = Index.create(Path(sys.argv[1]), dim=DIM, model='m')\n"
             "index.add(random_embeddings(100))\n"
-            "with index.database.transaction() as connection:\n"
+            "with index.storage.database.transaction() as connection:\n"
             "    connection.execute('DELETE FROM items')\n"
             "    os.kill(os.getpid(), signal.SIGKILL)\n"
         )
@@ -218,7 +218,7 @@ def test_create_after_a_killed_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dim", "kind"), [(0, "exact"), (3, "tree")])
 def test_impossible_index_leaves_no_folder(dim: int, kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected (vectors of 1 dimension|a kind of index among exact)"):
+    with pytest.raises(ValueError, match=r"expected (vectors of 1 to|a kind of index among exact)"):
         Index.create(tmp_path / "index", dim=dim, kind=kind)
     assert not (tmp_path / "index").exists()
 
@@ -290,4 +290,4 @@ def test_graph_search_with_patched_faiss(tmp_path: Path) -> None:
 
 def test_folder_may_be_a_string(tmp_path: Path) -> None:
     Index.create(str(tmp_path / "index"), dim=2).close()
-    assert Index.open(str(tmp_path / "index")).folder == tmp_path / "index"
+    assert Index.open(str(tmp_path / "index")).location == str(tmp_path / "index")

@@ -8,7 +8,7 @@ import pytest
 
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import neighbors
-from proxygml.retrieval import Hit, create_index, open_index
+from proxygml.retrieval import Hit, Index
 from proxygml.retrieval.vector_index import VectorIndex
 from tests.retrieval.conftest import CLASSES, DIM, add_in_parts, random_embeddings
 
@@ -24,7 +24,7 @@ def numbers(results: list[list[Hit]]) -> np.ndarray:
 @pytest.mark.parametrize(("storage", "kind"), EXACT)
 def test_exact_search_equals_evaluation(storage: str, kind: str, new_location) -> None:
     items, queries = random_embeddings(700), random_embeddings(40, seed=1).vectors
-    index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+    index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
     assert index.add(items) == 700
     results = index.search(queries, 9)
     nearest, distances = neighbors(queries, items.vectors, count=9)
@@ -40,7 +40,7 @@ def test_approximate_search_measures_its_recall(storage: str, kind: str, new_loc
     centers = 5 * random_embeddings(20, seed=2).vectors  # clusters, as of a trained network
     items.vectors[:] += centers[np.arange(1500) % 20]
     queries += centers[np.arange(100) % 20]
-    index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+    index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
     index.add(items)
     index.refresh()
     results = index.search(queries, 10)
@@ -58,8 +58,8 @@ def test_approximate_search_measures_its_recall(storage: str, kind: str, new_loc
 class TestEveryIndex:
     def test_reopened_index_has_all_items(self, storage: str, kind: str, new_location) -> None:
         location, items = new_location(storage), random_embeddings(500)
-        create_index(location, dim=DIM, model="m", kind=kind).add(items)
-        index = open_index(location)
+        Index.create(location, dim=DIM, model="m", kind=kind).add(items)
+        index = Index.open(location)
         assert (len(index), index.dim, index.model, index.kind) == (500, DIM, "m", kind)
         assert index.contains(["/photos/3.jpg", "/photos/500.jpg"]) == {"/photos/3.jpg"}
         assert set(index.class_names) == set(CLASSES)
@@ -75,18 +75,18 @@ class TestEveryIndex:
 
     def test_search_sees_later_changes(self, storage: str, kind: str, new_location) -> None:
         location = new_location(storage)
-        index, other = create_index(location, dim=DIM, model="m", kind=kind), open_index(location)
+        index, other = Index.create(location, dim=DIM, model="m", kind=kind), Index.open(location)
         items, later = random_embeddings(500), random_embeddings(30, seed=5, start=500)
         index.add(items)
         index.refresh()
         assert index.search(items.vectors[7:8], 1)[0][0].path == "/photos/7.jpg"
         assert other.add(later) == 30
-        for opened in (index, other, open_index(location)):
+        for opened in (index, other, Index.open(location)):
             (hits,) = opened.search(later.vectors[3:4], 1)
             assert (hits[0].path, hits[0].distance) == ("/photos/503.jpg", 0)
         removed = ["/photos/503.jpg", "/photos/7.jpg"]
         assert other.remove(removed) == 2
-        for opened in (index, other, open_index(location)):
+        for opened in (index, other, Index.open(location)):
             assert len(opened) == 528
             for hits in opened.search(np.stack([later.vectors[3], items.vectors[7]]), 5):
                 assert len(hits) == 5
@@ -94,7 +94,7 @@ class TestEveryIndex:
 
     def test_others_remove_during_a_search(self, storage: str, kind: str, new_location, monkeypatch) -> None:
         location = new_location(storage)
-        index, other = create_index(location, dim=DIM, model="m", kind=kind), open_index(location)
+        index, other = Index.create(location, dim=DIM, model="m", kind=kind), Index.open(location)
         items = random_embeddings(450)
         index.add(items)
         index.refresh()
@@ -118,7 +118,7 @@ class TestEveryIndex:
         assert 0 <= index.recall() <= 1
 
     def test_paths_are_unique(self, storage: str, kind: str, new_location) -> None:
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         items = random_embeddings(4)
         items.paths[3] = items.paths[0]
         assert index.add(items) == 3
@@ -132,7 +132,7 @@ class TestEveryIndex:
 
     def test_relocated_items_are_found(self, storage: str, kind: str, new_location) -> None:
         location = new_location(storage)
-        index = create_index(location, dim=DIM, model="m", kind=kind)
+        index = Index.create(location, dim=DIM, model="m", kind=kind)
         items = random_embeddings(450)
         items.paths[3:6] = ["/photos", "/photos_2/4.jpg", "/a%_b/5.jpg"]
         index.add(items)
@@ -141,7 +141,7 @@ class TestEveryIndex:
         assert index.relocate("/photos", "/new/é") == 0
         assert index.relocate("/a%_b", "/c") == 1
         paths = ["/new/é/0.jpg", "/photos", "/photos_2/4.jpg", "/c/5.jpg"]
-        for opened in (index, open_index(location)):
+        for opened in (index, Index.open(location)):
             hits = opened.search(items.vectors[[0, 3, 4, 5]], 1)
             assert [(hit.path, hit.distance) for (hit,) in hits] == [(path, 0) for path in paths]
         assert {("/new/é/0.jpg", "crow"), ("/new/é/1.jpg", "örn")} < set(index.listing())
@@ -154,7 +154,7 @@ class TestEveryIndex:
         next(index.blocks())  # undamaged
 
     def test_search_in_few_items(self, storage: str, kind: str, new_location) -> None:
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         items = random_embeddings(3)
         assert index.search(items.vectors[:2], 5) == [[], []]
         assert index.recall() == 1
@@ -164,7 +164,7 @@ class TestEveryIndex:
         assert index.add(random_embeddings(0)) == 0
 
     def test_equal_vectors_are_all_found(self, storage: str, kind: str, new_location) -> None:
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         items = random_embeddings(600)
         items.vectors[:] = 0.5
         index.add(items)
@@ -176,7 +176,7 @@ class TestEveryIndex:
 
     def test_wrong_vectors_are_refused(self, storage: str, kind: str, new_location, monkeypatch) -> None:
         monkeypatch.setattr("proxygml.retrieval.validation.BLOCK_ROWS", 10)
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         index.add(random_embeddings(5))
         for wrong, message in [
             (random_embeddings(3, dim=5), r"expected real vectors \(M, 12\), as in .*, got float32 \(3, 5\)"),
@@ -200,7 +200,7 @@ class TestEveryIndex:
         assert len(index.search(random_embeddings(1).vectors, 9)[0]) == 5
 
     def test_wrong_queries_are_refused(self, storage: str, kind: str, new_location) -> None:
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         for wrong in (np.ones(DIM), np.ones((2, 3)), np.array([["a"] * DIM]), np.full((1, DIM), np.nan)):
             with pytest.raises(ValueError, match=r"expected (finite|real) vectors"):
                 index.search(wrong, 1)
@@ -211,14 +211,14 @@ class TestEveryIndex:
         items = random_embeddings(600)
         np.save(tmp_path / "vectors.npy", items.vectors.astype(np.float16))
         mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         assert index.add(Embeddings(mapped, items.labels, items.paths, CLASSES, "m")) == 600
         assert [row[0].path for row in index.search(mapped[:3], 1)] == items.paths[:3].tolist()
 
     @pytest.mark.parametrize("query_length", [0, 1e-6, 1, 10, 1e6])
     @pytest.mark.parametrize("length", [1, 30])
     def test_similarity_is_the_cosine(self, length, query_length, storage: str, kind: str, new_location) -> None:
-        index = create_index(new_location(storage), dim=DIM, model="m", kind=kind)
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
         items = random_embeddings(5)
         unit = items.vectors / np.linalg.norm(items.vectors, axis=1, keepdims=True)
         items.vectors[:] = unit * length
@@ -232,39 +232,39 @@ class TestEveryIndex:
 
     def test_metadata_and_model(self, storage: str, kind: str, new_location, tmp_path: Path) -> None:
         location = new_location(storage)
-        index = create_index(location, dim=DIM, model=f"{storage}-{kind}", kind=kind)
+        index = Index.create(location, dim=DIM, model=f"{storage}-{kind}", kind=kind)
         assert index.model_folder() is None
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "best.pt").write_bytes(b"\x00weights")
         (tmp_path / "run" / "recipe.json").write_text("{}")
         index.save_model(tmp_path / "run")
         index.set_metadata("source", "birds")
-        reopened = open_index(location)
+        reopened = Index.open(location)
         assert (reopened.model_folder() / "best.pt").read_bytes() == b"\x00weights"
         assert (reopened.model_folder() / "recipe.json").read_text() == "{}"
         assert reopened.metadata["source"] == "birds"
 
     def test_existing_index_is_not_replaced(self, storage: str, kind: str, new_location) -> None:
         location = new_location(storage)
-        create_index(location, dim=DIM, model="m", kind=kind).add(random_embeddings(3))
+        Index.create(location, dim=DIM, model="m", kind=kind).add(random_embeddings(3))
         with pytest.raises(FileExistsError, match="exists already"):
-            create_index(location, dim=DIM, model="m", kind=kind)
-        assert len(open_index(location)) == 3
+            Index.create(location, dim=DIM, model="m", kind=kind)
+        assert len(Index.open(location)) == 3
 
     def test_other_schema_is_refused(self, storage: str, kind: str, new_location) -> None:
         location = new_location(storage)
-        index = create_index(location, dim=DIM, model="m", kind=kind)
+        index = Index.create(location, dim=DIM, model="m", kind=kind)
         index.set_metadata("schema_version", "9")
         index.set_metadata("version", "9.0")
         with pytest.raises(ValueError, match=r"was written by proxygml 9.0, this is .*: update proxygml"):
-            open_index(location)
+            Index.open(location)
 
 
 @pytest.mark.parametrize(("storage", "kind"), [("folder", "hnsw"), ("postgres", "exact")])
 @pytest.mark.slow
 def test_two_processes_add_the_same_items(storage: str, kind: str, new_location) -> None:
     location = new_location(storage)
-    index = create_index(location, dim=DIM, model="m", kind=kind)
+    index = Index.create(location, dim=DIM, model="m", kind=kind)
     with get_context("spawn").Pool(2) as pool:
         added = pool.starmap(add_in_parts, [(location, False), (location, True)])
     assert sum(added) == len(index) == 1000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxygml.embeddings import Embeddings
-from proxygml.retrieval import PostgresIndex, open_index
+from proxygml.retrieval import Index
 from proxygml.retrieval.postgres import suggest_kind
 from proxygml.retrieval.url import IndexURL, connect
 
@@ -31,20 +31,20 @@ def test_url_names_an_index_and_hides_its_password() -> None:
 @pytest.mark.parametrize("character", "%#/?@ ")
 def test_unencoded_password_is_not_shown(character: str) -> None:
     with pytest.raises(ValueError, match=r"special characters percent-encoded \(@ is %40\)") as caught:
-        open_index(f"postgresql://anna:alpha{character}omega@host/birds")
+        Index.open(f"postgresql://anna:alpha{character}omega@host/birds")
     assert "alpha" not in str(caught.value)
     assert "omega" not in str(caught.value)
 
 
-def end_connections(index: PostgresIndex) -> None:
+def end_connections(index: Index) -> None:
     """End all connections to the database except a new one, as a restart of the server does."""
-    with connect(index.url) as connection:
+    with connect(index.storage.url) as connection:
         others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {others}")
 
 
 def test_open_index_connects_again(new_database: str) -> None:
-    index = PostgresIndex.create(new_database, dim=2)
+    index = Index.create(new_database, dim=2)
     items = Embeddings(np.eye(2), np.arange(2), np.array(["a", "b"]))
     for use in (
         lambda: index.add(items),
@@ -62,7 +62,7 @@ def test_open_index_connects_again(new_database: str) -> None:
 def test_missing_server_is_one_line_without_the_password(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(OSError, match="postgresql://anna@/birds") as caught:
-        open_index(f"postgresql://anna:secret@/birds?host={tmp_path}")
+        Index.open(f"postgresql://anna:secret@/birds?host={tmp_path}")
     assert "secret" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -70,9 +70,9 @@ def test_missing_server_is_one_line_without_the_password(tmp_path: Path) -> None
 def test_indexes_of_one_database_are_separate(new_database: str) -> None:
     strange = f'{new_database}"; DROP SCHEMA public; --'
     for url, vector in [(new_database, [1.0, 0]), (strange, [0, 1.0])]:
-        index = PostgresIndex.create(url, dim=2)
+        index = Index.create(url, dim=2)
         index.add(Embeddings(np.array([vector]), np.zeros(1, int), np.array(["'; DROP TABLE items; --"])))
-    assert [open_index(url).search(np.array([[1.0, 0]]), 1)[0][0].distance for url in (new_database, strange)] == [
+    assert [Index.open(url).search(np.array([[1.0, 0]]), 1)[0][0].distance for url in (new_database, strange)] == [
         0,
         pytest.approx(2**0.5),
     ]
@@ -80,33 +80,33 @@ def test_indexes_of_one_database_are_separate(new_database: str) -> None:
 
 def test_missing_index(new_database: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"no index at postgresql://.*: `proxygml index build` makes one"):
-        open_index(new_database)
+        Index.open(new_database)
 
 
 def test_limits_of_pgvector(new_database: str) -> None:
-    with pytest.raises(ValueError, match="expected 1 to 2,000 dimensions for hnsw in PostgreSQL, got 2,001"):
-        PostgresIndex.create(new_database, dim=2001, kind="hnsw")
+    with pytest.raises(ValueError, match="expected vectors of 1 to 2,000 dimensions for hnsw, got 2,001"):
+        Index.create(new_database, dim=2001, kind="hnsw")
     with pytest.raises(ValueError, match="among exact, hnsw, got 'ivf-pq'"):
-        PostgresIndex.create(new_database, dim=3, kind="ivf-pq")
-    wide = PostgresIndex.create(new_database, dim=2001)
+        Index.create(new_database, dim=3, kind="ivf-pq")
+    wide = Index.create(new_database, dim=2001)
     wide.add(Embeddings(np.eye(3, 2001), np.zeros(3, int), np.array(["a", "b", "c"])))
     assert wide.search(np.eye(3, 2001)[1:2], 1)[0][0].path == "b"
     assert suggest_kind(10**9, 2001) == "exact"
 
 
 def test_graph_is_used(new_database: str) -> None:
-    index = PostgresIndex.create(new_database, dim=3, kind="hnsw")
+    index = Index.create(new_database, dim=3, kind="hnsw")
     index.add(Embeddings(np.eye(3), np.zeros(3, int), np.array(["a", "b", "c"])))
     index.refresh()
     index.refresh()  # exists already
-    with index._transaction() as connection:
+    with index.storage.transaction() as connection:
         connection.execute("SELECT set_config('enable_seqscan', 'off', true)")
         plan = connection.execute("EXPLAIN SELECT id FROM items ORDER BY vector <-> '[1,0,0]' LIMIT 1").fetchall()
     assert any("Index Scan using nearest" in line for (line,) in plan)
 
 
 def test_blocks_read_one_snapshot(new_database: str) -> None:
-    index = PostgresIndex.create(new_database, dim=3)
+    index = Index.create(new_database, dim=3)
     index.add(Embeddings(np.eye(3), np.arange(3), np.array(["a", "b", "c"])))
     blocks = index.blocks()
     first = next(blocks)
@@ -124,12 +124,12 @@ def test_shared_database_does_not_choose_where_files_go(
     run.mkdir()
     for name in ("best.pt", "recipe.json"):
         (run / name).write_text(name)
-    index = PostgresIndex.create(new_database, dim=2, model="../../../outside")
+    index = Index.create(new_database, dim=2, model="../../../outside")
     index.save_model(run)
-    with index._transaction() as connection:
+    with index.storage.transaction() as connection:
         connection.execute("INSERT INTO model VALUES (%s, %b)", ["../../../.bashrc", b"harm"])
         connection.execute("INSERT INTO model VALUES (%s, %b)", [str(tmp_path / "absolute"), b"harm"])
-    folder = open_index(new_database).model_folder()
+    folder = Index.open(new_database).model_folder()
     assert sorted(file.name for file in folder.iterdir()) == ["best.pt", "recipe.json"]
     assert (folder / "best.pt").read_text() == "best.pt"
     assert folder.is_relative_to(tmp_path / "home" / "cache")

@@ -13,7 +13,7 @@ from proxygml.data.splits import hold_out
 from proxygml.embeddings import Embeddings
 from proxygml.files import UnwritableError
 from proxygml.model import Model
-from proxygml.retrieval import Index, create_index
+from proxygml.retrieval import Index
 from proxygml.server.opening import open_space
 from proxygml.server.space import Space
 from proxygml.training import build
@@ -199,7 +199,7 @@ def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
     rows = Model(run).embed(build.load_images(run.recipe)[1])
     with pytest.raises(ValueError, match=r"a folder without recipe\.json or items\.sqlite"):
         opened(tmp_path)
-    index = create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
+    index = Index.create(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
     with pytest.raises(ValueError, match="is empty: add to it"):
         opened(tmp_path / "index")
     index.add(rows)
@@ -217,7 +217,7 @@ def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
 
 def test_images_of_trained_classes_in_an_index_link_to_their_own_proxies(run: Run, tmp_path: Path) -> None:
     rows = Model(run).embed(build.load_images(run.recipe)[0])
-    index = create_index(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
+    index = Index.create(tmp_path / "index", dim=rows.vectors.shape[1], model=rows.model, kind="exact")
     index.add(rows)
     index.save_model(run.folder)
     space = opened(tmp_path / "index")

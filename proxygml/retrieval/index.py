@@ -1,0 +1,143 @@
+"""Index: vectors with paths and classes to search in, stored in a folder or in PostgreSQL."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from proxygml.embeddings import Embeddings
+from proxygml.retrieval import validation
+from proxygml.retrieval.folder import FolderStorage
+from proxygml.retrieval.hits import Hit, measure_recall
+from proxygml.retrieval.postgres import PostgresStorage
+from proxygml.retrieval.url import is_url
+from proxygml.version import __version__
+
+
+class Index:
+    """Vectors with paths and classes to search in; processes and threads may share it.
+
+    Use `create`, `open` or `from_embeddings`, then `add`, `remove` and `search`:
+
+    >>> import numpy as np
+    >>> from proxygml import Embeddings, Index
+    >>> photos = Embeddings(np.eye(3), labels=np.arange(3), paths=np.array(["crow.jpg", "owl.jpg", "wren.jpg"]))
+    >>> hits = Index.from_embeddings(photos).search(np.array([[0.1, 0.9, 0]]), count=1)[0]
+    >>> hits[0].path
+    'owl.jpg'
+    """
+
+    def __init__(self, storage: FolderStorage | PostgresStorage) -> None:
+        self.storage, self.location = storage, storage.location
+        self.dim, self.model, self.kind = storage.settings
+
+    @classmethod
+    def create(
+        cls,
+        location: str | Path | None,
+        *,
+        dim: int,
+        model: str = "",
+        kind: str | None = None,
+        expected_size: int = 0,
+    ) -> "Index":
+        """An empty index of vectors (M, dim) from the model with this id.
+
+        `location` is a new folder or a postgresql:// URL; None keeps the index in memory. Without `kind`, the index is
+        of the kind that suits `expected_size`.
+        """
+        storage = _storage_at(location)
+        kind = kind or storage.suggest_kind(expected_size, dim)
+        if kind not in storage.MAX_DIM:
+            raise ValueError(f"expected a kind of index among {', '.join(storage.MAX_DIM)}, got {kind!r}")
+        if not 1 <= dim <= storage.MAX_DIM[kind]:
+            raise ValueError(f"expected vectors of 1 to {storage.MAX_DIM[kind]:,} dimensions for {kind}, got {dim:,}")
+        values = {"schema_version": storage.SCHEMA_VERSION, "version": __version__, "unit_length": 1}
+        values |= {"dim": dim, "model": model, "kind": kind}
+        return cls(storage.create(location, {name: str(value) for name, value in values.items()}))
+
+    @classmethod
+    def open(cls, location: str | Path) -> "Index":
+        """The existing index in a folder or at a postgresql:// URL."""
+        return cls(_storage_at(location).open(location))
+
+    @classmethod
+    def from_embeddings(cls, embeddings: Embeddings) -> "Index":
+        """An index of embeddings in memory."""
+        index = cls.create(None, dim=embeddings.dim, model=embeddings.model, kind="exact")
+        index.add(embeddings)
+        return index
+
+    def close(self) -> None:
+        self.storage.close()
+
+    def __len__(self) -> int:
+        return self.storage.rows("SELECT COUNT(*) FROM items")[0][0]
+
+    @property
+    def class_names(self) -> np.ndarray:
+        """Names (C,) of all classes, including those of removed items."""
+        return np.array([name for (name,) in self.storage.rows("SELECT name FROM classes ORDER BY id")], str)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """dim, model, kind, unit_length (1 or 0), version, and what `set_metadata` added."""
+        return self.storage.metadata()
+
+    def set_metadata(self, name: str, value: str) -> None:
+        self.storage.set_metadata(name, value)
+
+    def listing(self) -> list[tuple[str, str]]:
+        """Path and class name of every item."""
+        return self.storage.rows("SELECT path, name FROM items JOIN classes ON classes.id = class ORDER BY items.id")
+
+    def contains(self, paths: Sequence[str]) -> set[str]:
+        """The subset of the paths that are in the index."""
+        return self.storage.contains([str(path) for path in paths])
+
+    def add(self, embeddings: Embeddings) -> int:
+        """Add the items with new paths in one transaction; returns their number."""
+        validation.check_model(embeddings.model, self.model, self.location)
+        return self.storage.add(validation.checked_blocks(embeddings, self.dim, self.location))
+
+    def remove(self, paths: Sequence[str]) -> int:
+        """Remove items by path in one transaction; returns their number."""
+        return self.storage.remove([str(path) for path in paths])
+
+    def relocate(self, old: str, new: str) -> int:
+        """Replace the folder `old` of all paths below it by `new`, for images that have moved; returns their number."""
+        return self.storage.relocate(old, validation.check_text(new))
+
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
+        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer."""
+        if count < 1:
+            raise ValueError(f"expected to find 1 item or more, got {count}")
+        return self.storage.search(validation.check_vectors(vectors, self.dim, self.location), count)
+
+    def blocks(self) -> Iterator[Embeddings]:
+        """All items in blocks of some thousand; labels are positions in `class_names`."""
+        return self.storage.blocks()
+
+    def recall(self, count: int = 10, queries: int = 200) -> float:
+        """The fraction of the true nearest neighbors of some of its own items that `search` finds."""
+        return measure_recall(self, count, queries)
+
+    def check(self) -> None:
+        """An error if the database is damaged; items are also checked whenever they are read."""
+        self.storage.check()
+
+    def refresh(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Bring a graph or inverted lists up to date now rather than at the next search."""
+        self.storage.refresh(progress)
+
+    def save_model(self, run: Path) -> None:
+        """Copy best.pt and recipe.json of a run into the index, to embed queries."""
+        self.storage.save_model(run)
+
+    def model_folder(self) -> Path | None:
+        """A folder with the files of `save_model`, or None if they are missing or damaged."""
+        return self.storage.model_folder()
+
+
+def _storage_at(location: str | Path | None) -> type[FolderStorage] | type[PostgresStorage]:
+    return PostgresStorage if is_url(location) else FolderStorage
