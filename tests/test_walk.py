@@ -15,7 +15,7 @@ from PIL import Image
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
 from proxygml.files import one_line
-from proxygml.server import server
+from proxygml.server import connections
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,7 +66,7 @@ def test_walk_with_photos(
         return nearest["path"], nearest["similarity"]
 
     served: list[FastAPI] = []
-    monkeypatch.setattr(server, "serve", lambda app, *_: served.append(app))
+    monkeypatch.setattr(connections, "serve", lambda app, *_: served.append(app))
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     for folder in (home, elsewhere):
         folder.mkdir()

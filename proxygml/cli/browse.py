@@ -44,9 +44,10 @@ def browse(
 
     for name in ("fastapi", "uvicorn"):
         library(name, extra="browse", user="browse")
+    from proxygml.server.connections import listen, serve
     from proxygml.server.guards import LOOPBACK, new_token
     from proxygml.server.opening import open_space
-    from proxygml.server.server import create_app, listen, serve
+    from proxygml.server.server import create_app
 
     # Listen first: embedding may take minutes.
     with listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="proxygml-") as folder:

@@ -1,7 +1,12 @@
 """Connections to the server: time-outs and limits that uvicorn lacks, so that nobody keeps others out."""
 
 import asyncio
+import os
+import socket
+from collections.abc import Callable
 
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 IDLE_SECONDS = 10.0  # for the header of a request to arrive, since the connection or the last response
@@ -49,3 +54,53 @@ class Connection(H11Protocol):
             self._timer.cancel()
         self.answering, self.since = answering, self.loop.time()
         self._timer = self.loop.call_later(REQUEST_SECONDS if answering else IDLE_SECONDS, self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """Serves an app on one socket after `run(sockets=[...])`; calls `ready` once requests are answered."""
+
+    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            lifespan="on",
+            http=Connection,
+            ws="none",
+            backlog=BACKLOG,
+            proxy_headers=False,  # clients could forge them
+            server_header=False,
+        )
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(report_error)
+        await super().startup(sockets)
+        self._ready()
+
+
+def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until Ctrl-C, which ends it within a second."""
+    Server(app, ready).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on a host and port; port 0 takes a free one."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"expected a port from 0 to 65535, got {port}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(
+            f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 for a free one"
+        ) from error
+
+
+def report_error(loop: asyncio.AbstractEventLoop, context: dict) -> None:
+    """Report an error of the event loop, unless clients cause it: asyncio logs each one with a traceback."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)

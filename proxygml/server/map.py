@@ -4,14 +4,13 @@ Axes: M points (images, then proxies), D embedding.
 """
 
 import importlib.util
-import multiprocessing
+import os
 import re
-import signal
+import subprocess
 import sys
 import tempfile
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from contextlib import suppress
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -22,6 +21,7 @@ MAX_TSNE_POINTS = 20_000  # more would take t-SNE many minutes; the others are i
 REDUCED_DIM = 50  # principal components that t-SNE and UMAP start from
 TSNE_ITERATIONS = 1000  # scikit-learn's default
 POLL_SECONDS = 0.2
+LAYOUT_SCRIPT = Path(__file__).with_name("layout.py")
 
 
 def layouts() -> dict[str, str]:
@@ -66,82 +66,32 @@ def scale_to_square(points: np.ndarray) -> np.ndarray:
 
 def run_in_process(layout: str, vectors: np.ndarray, report: Report) -> np.ndarray:
     """t-SNE or UMAP of vectors (M, D) in another process, which ends as soon as `report` raises: (M, 2)."""
-    context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
-    receiver, sender = context.Pipe(duplex=False)
-    # In a file: start() would wait until the process has read its arguments, and nothing could cancel it meanwhile.
-    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
-        np.save(file, vectors)
-        file.flush()
-        process = context.Process(target=_work, args=(layout, file.name, sender), daemon=True)
-        # A terminal sends Ctrl-C to all its processes; block it in this one, which we end ourselves. The resource
-        # tracker must run before: starting it unblocks the signal.
-        resource_tracker.ensure_running()
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-        sender.close()
+    with tempfile.TemporaryDirectory(prefix="proxygml-") as folder:
+        source, target, log = (Path(folder) / name for name in ("vectors.npy", "points.npy", "log"))
+        np.save(source, vectors)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
+        with log.open("w") as output:
+            command = [sys.executable, str(LAYOUT_SCRIPT), layout, str(source), str(target)]
+            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment)
         try:
-            return _receive(process, receiver, report)
+            while process.poll() is None:
+                report(*read_progress(log.read_text(errors="replace")))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
         finally:
-            process.terminate()
-            process.join()
-            receiver.close()
+            process.kill()
+            process.wait()
+        report(*read_progress(text := log.read_text(errors="replace")))
+        if process.returncode < 0:
+            raise ValueError(f"the process that drew the map ended with {process.returncode}: too little memory?")
+        if process.returncode:
+            raise ValueError(text.splitlines()[-1])
+        return np.load(target, allow_pickle=False)
 
 
-def _receive(process: BaseProcess, connection: Connection, report: Report) -> np.ndarray:
-    """The points that a process sends after its progress."""
-    done, total = 0, 0
-    try:
-        while True:
-            report(done, total)
-            if not connection.poll(POLL_SECONDS):
-                continue
-            kind, value = connection.recv()
-            if kind == "points":
-                return value
-            if kind == "error":
-                raise ValueError(value)
-            done, total = value
-    except EOFError as error:
-        process.join()
-        raise ValueError(f"the process that drew the map ended with {process.exitcode}: too little memory?") from error
-
-
-def _work(layout: str, file: str, connection: Connection) -> None:
-    """In the other process: send ("progress", (done, total)), then ("points", (M, 2)) or ("error", text)."""
-    sys.stdout = sys.stderr = ProgressStream(connection)
-    try:
-        connection.send(("points", (tsne if layout == "tsne" else umap)(np.load(file, allow_pickle=False))))
-    except Exception as error:
-        connection.send(("error", f"{type(error).__name__}: {error}"))
-
-
-def tsne(vectors: np.ndarray) -> np.ndarray:
-    """scikit-learn's t-SNE: (M, D) -> (M, 2)."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30, (len(vectors) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="pca", random_state=0, verbose=2).fit_transform(vectors)
-
-
-def umap(vectors: np.ndarray) -> np.ndarray:
-    """UMAP: (M, D) -> (M, 2)."""
-    from umap import UMAP
-
-    return UMAP(n_neighbors=min(15, len(vectors) - 1), random_state=0, n_jobs=1, verbose=True).fit_transform(vectors)
-
-
-class ProgressStream:
-    """A stream that sends the progress it reads in the output of libraries: t-SNE's iterations, a bar's percentage."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def write(self, text: str) -> int:
-        for pattern, total in ((r"Iteration (\d+)", TSNE_ITERATIONS), (r"(\d+)%\|", 100)):
-            if match := re.search(pattern, text):
-                self._connection.send(("progress", (int(match[1]), total)))
-        return len(text)
-
-    def flush(self) -> None:
-        pass
+def read_progress(text: str) -> tuple[int, int]:
+    """(done, total) from the output of a layout: t-SNE's iterations, or the percentage of UMAP's bar."""
+    iterations, percentages = re.findall(r"Iteration (\d+)", text), re.findall(r"(\d+)%\|", text)
+    if iterations:
+        return int(iterations[-1]), TSNE_ITERATIONS
+    return (int(percentages[-1]), 100) if percentages else (0, 0)

@@ -1,9 +1,7 @@
 """The HTTP server of the page. Requests name images by number; no path in a request is ever opened as a file."""
 
 import asyncio
-import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,50 +128,3 @@ async def _read(request: Request) -> bytes:
         if len(contents) > MAX_UPLOAD_BYTES:
             raise too_large
     return bytes(contents)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a host and port; port 0 takes a free one."""
-    if not 0 <= port < 2**16:
-        raise ValueError(f"expected a port from 0 to 65535, got {port}")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(
-            f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 for a free one"
-        ) from error
-
-
-def report_error(loop: asyncio.AbstractEventLoop, context: dict) -> None:
-    """Report an error of the event loop, unless clients cause it: asyncio logs each one with a traceback."""
-    if not isinstance(context.get("exception"), OSError):
-        loop.default_exception_handler(context)
-
-
-def serve(app: FastAPI, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until Ctrl-C, which ends it within a second; calls `ready` once requests are answered."""
-    import uvicorn
-
-    from proxygml.server.connections import BACKLOG, Connection
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            asyncio.get_running_loop().set_exception_handler(report_error)
-            await super().startup(sockets)
-            ready()
-
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        timeout_graceful_shutdown=1,
-        lifespan="on",
-        http=Connection,
-        ws="none",
-        backlog=BACKLOG,
-        proxy_headers=False,  # clients could forge them
-        server_header=False,
-    )
-    Server(config).run(sockets=[listening])

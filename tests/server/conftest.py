@@ -1,10 +1,9 @@
 """Fixtures for the server: a space of colors, its client, a served run, and a browser."""
 
-import re
 import shutil
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,11 @@ from PIL import Image
 
 from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
+from proxygml.server.connections import Server, listen
+from proxygml.server.opening import open_space
 from proxygml.server.server import create_app
 from proxygml.server.space import Space
-from proxygml.training.run import Run
+from proxygml.training.run import Run, no_progress
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -69,27 +70,30 @@ def client(colors: Space) -> Iterator[TestClient]:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@contextmanager
+def served(location: Path, *, split: str = "all", token: str | None = None) -> Iterator[str]:
+    """The address of the page of a run or an .npz, served by a thread."""
+    space, ready = open_space(str(location), split=split, data=None, progress=no_progress), threading.Event()
+    with listen("127.0.0.1", 0) as listening:
+        server = Server(create_app(space, token=token), ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        assert ready.wait(60)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
 def served_run(trained_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `proxygml browse RUN --split train`, in another process."""
+    """The address of the page of a run's training images."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(trained_run.folder, folder)
-    yield from served(folder, "--split", "train")
+    with served(folder, split="train") as address:
+        yield address
 
 
-def served(*arguments: object) -> Iterator[str]:
-    """The address that `proxygml browse` prints; the process ends with the fixture."""
-    command = [sys.executable, "-m", "proxygml", "browse", *map(str, arguments), "--port", "0", "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        try:
-            yield re.search(r"http://\S+", line)[0] if line else pytest.fail(process.stderr.read())
-        finally:
-            process.terminate()
-            process.communicate(timeout=20)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[object]:
     """Debian's Chromium, driven by Playwright; no other event loop may run in this process meanwhile."""
     playwright = pytest.importorskip(

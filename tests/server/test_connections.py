@@ -10,8 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from proxygml.server import connections
-from proxygml.server.connections import Connection
-from proxygml.server.server import report_error
+from proxygml.server.connections import Connection, report_error
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]

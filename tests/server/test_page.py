@@ -76,15 +76,17 @@ def visit(chromium: object, served_run: str) -> Iterator[Callable[..., Visit]]:
         assert each.hosts - {""} == {each.address.split("/")[2]}  # "": pictures that the page holds itself
 
 
-@pytest.fixture
-def own_features(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def own_features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a page of vectors without images, with hostile class names."""
     names = np.array(["<img src=x onerror=alert(1)>", "plain", "caf\u00e9 & \u732b", "x" * 300, *map(str, range(10))])
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(14), 40 - np.arange(14))  # the first are the most frequent
     vectors = 3 * random.normal(size=(14, 8))[labels] + random.normal(size=(len(labels), 8))
-    np.savez(tmp_path / "own.npz", vectors=vectors, labels=labels, class_names=names)
-    yield from served(tmp_path / "own.npz")
+    folder = tmp_path_factory.mktemp("own")
+    np.savez(folder / "own.npz", vectors=vectors, labels=labels, class_names=names)
+    with served(folder / "own.npz") as address:
+        yield address
 
 
 def test_clicks_and_history(visit: Callable[..., Visit], tmp_path: Path) -> None:
@@ -595,13 +597,12 @@ def test_invalid_address_is_one_line(visit: Callable[..., Visit], chromium: obje
 
 def test_private_file_leads_to_the_page_with_its_token(chromium: object, tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.eye(4), labels=np.arange(4))
-    serving = served(tmp_path / "own.npz", "--host", "0.0.0.0")
-    page = chromium.new_page()
-    page.goto(redirection(next(serving), tmp_path))
-    page.wait_for_selector("#grid .tile")
-    assert "token" not in page.url
-    page.close()
-    serving.close()
+    with served(tmp_path / "own.npz", token="secret") as address:
+        page = chromium.new_page()
+        page.goto(redirection(f"{address}/?token=secret", tmp_path))
+        page.wait_for_selector("#grid .tile")
+        assert "token" not in page.url
+        page.close()
 
 
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:

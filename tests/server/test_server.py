@@ -24,9 +24,10 @@ from PIL import Image
 from proxygml.cli.browse import browse
 from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
-from proxygml.server import guards, responses, server
+from proxygml.server import connections, guards, responses, server
+from proxygml.server.connections import listen
 from proxygml.server.images import SIDES, Thumbnails
-from proxygml.server.server import create_app, listen
+from proxygml.server.server import create_app
 from proxygml.server.space import Proxies, Space
 
 
@@ -434,7 +435,7 @@ def test_other_host_needs_the_printed_token(
         served.append(app)
         ready()
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(connections, "serve", serve)
     browse(str(photos / "vectors.npz"), data=photos / "photos", host="0.0.0.0", port=0, open=False)
     browse(str(photos / "vectors.npz"), data=photos / "photos", port=0, open=False)
     on_network, local = re.findall(r"http://(\S+)", capsys.readouterr().out)
@@ -462,7 +463,7 @@ def test_token_is_not_in_the_command_line_of_the_browser(photos: Path, monkeypat
         ready()
         opened.wait(10)
 
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(connections, "serve", serve)
     monkeypatch.setattr(guards, "new_token", lambda: TOKEN)
     monkeypatch.setattr("webbrowser.open", open_browser)
     browse(str(photos / "vectors.npz"), host="0.0.0.0", port=0)
