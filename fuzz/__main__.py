@@ -1,11 +1,11 @@
-"""Feed every reader with inputs that atheris makes of right ones, and write down what came of it.
+"""Feed every reader with mutations of valid inputs by atheris, and record the failures.
 
     python -m fuzz [--runs N] [--seconds S] [--target NAME ...] [--out results/fuzz.json]
 
-A reader may refuse an input with the one line that the command line shows (see readers.py), within a minute and two
-gigabytes. Each has a process of its own; what it has found lies in runs/fuzz/NAME, and the next time it goes on from
-there. --out is written every 5,000 inputs, and the same command continues: inputs and failures of a reader add up as
-long as the commit is the same. A reader that is not named keeps what --out says of it.
+A reader may reject an input with a one-line error (see readers.py), within a minute and two gigabytes. Each reader runs
+in its own process and keeps its inputs in runs/fuzz/NAME for the next call. --out is written every 5,000 inputs.
+The same command continues: the counts of a reader add up while the commit is the same. Readers that are not named
+keep their entries in --out.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""One reader under atheris, in a process of its own: `python -m fuzz.one NAME FOLDER [options of libFuzzer]`.
+"""Fuzz one reader with atheris, in its own process: `python -m fuzz.one NAME FOLDER [options of libFuzzer]`.
 
-Started by __main__.py. Complaints go into FOLDER/complaints.json as soon as there is a new one, with the input that
-caused it beside it; libFuzzer itself ends the process where an input takes too long or too much memory.
+__main__.py starts it. Each new complaint is written to FOLDER/complaints.json at once, with its input beside it.
+libFuzzer ends the process if an input takes too long or too much memory.
 """
 
 import importlib

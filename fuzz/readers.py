@@ -1,4 +1,4 @@
-"""The readers of files that others made, and how a reader may fail."""
+"""The readers of untrusted files, and the errors they may raise."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Inputs that every reader takes: what damaged ones are made of."""
+"""Valid inputs of every reader, which the fuzzer mutates."""
 
 import io
 import json

@@ -293,7 +293,7 @@ class TestRun:
 
     @pytest.fixture
     def sent(self, trained_run: Run, tmp_path: Path) -> Path:
-        """A run whose index, of another network, is in a folder of the user."""
+        """A run with an index of another network in a folder of the user."""
         run = shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         Index.create(tmp_path / "mine", dim=64, model="other").close()
         (tmp_path / "mine" / "photo.jpg").touch()

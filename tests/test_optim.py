@@ -121,7 +121,7 @@ def test_sparse_and_dense_parameters() -> None:
         value.backward()
         assert loss.proxies.grad.is_sparse
         optimizer.step()
-        assert loss.proxies.grad.is_sparse  # still there for whoever looks at it
+        assert loss.proxies.grad.is_sparse  # the step does not change it
         values.append(value.item())
     assert values[-1] < values[0] - 0.2
     adam = torch.optim.Adam([{"params": list(network.parameters())}, {"params": list(loss.parameters())}])

@@ -51,7 +51,7 @@ def saved(write: Callable[[object, Path], None]) -> Callable[[Path, Path], None]
 
 
 def with_objects(*names: str, **others: np.ndarray) -> Callable[[Path, Path], None]:
-    """An .npz of which some arrays are of Python objects, one of them a bomb."""
+    """An .npz with arrays of Python objects; unpickling one of them runs code."""
 
     def write(path: Path, marker: Path) -> None:
         with path.open("wb") as file:
@@ -178,7 +178,7 @@ def test_cache_keeps_files_of_others(tmp_path: Path) -> None:
         Image.new("RGB", (64, 64)).save(photos / f"{name}.png")
     images = splits.image_list(["a.png", "b.png"], ["a", "b"], root=photos)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what finds no room
+        warnings.simplefilter("ignore")  # about photos that do not fit
         Cache(tmp_path, side=8).fill(images, max_bytes=300)
     assert (tmp_path / "measurements.npy").exists()
     assert not (tmp_path / f"{'0' * 32}.npy").exists()

@@ -80,7 +80,7 @@ def test_damaged_file_is_read_or_one_line(name: str, folder: Path) -> None:
 
 @st.composite
 def altered(draw: Callable, value: object) -> object:
-    """A JSON value of which one part has become another."""
+    """A JSON value with one part replaced by another."""
     if isinstance(value, (dict, list)) and value and draw(st.integers(0, 5)):
         key = draw(st.sampled_from(list(value) if isinstance(value, dict) else range(len(value))))
         if draw(st.integers(0, 9)) == 0 and isinstance(value, dict):
@@ -217,7 +217,7 @@ def test_tiff_is_rotated_once(held: int, tmp_path: Path) -> None:
 
 
 class Greedy:
-    """Asks whoever unpickles it for a hundred gigabytes."""
+    """Allocates a hundred gigabytes when it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return bytearray, (10**11,)

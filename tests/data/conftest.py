@@ -18,7 +18,7 @@ def genuine(name: str) -> Path:
 
 
 def write_image(path: Path, *, mode: str = "RGB", size: tuple[int, int] = (24, 16), seed: int = 0) -> Path:
-    """A small image of noise at `path`, whose folder is made."""
+    """Write a small image of noise to `path`; creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(noise).convert(mode).save(path)
@@ -56,7 +56,7 @@ def write_cub(root: Path) -> Path:
         write_image(folder / "images" / names[class_id] / name, mode="L" if number == 3 else "RGB", seed=number)
     (folder / "images" / names[1] / "._Black_Footed_Albatross_0046_18.jpg").write_bytes(b"\x00\x05\x16\x07")
     _write_lines(folder / "images.txt", (f"{number} {names[c]}/{name}" for number, (c, name) in images.items()))
-    # By id, unlike images.txt: whoever pairs the two line by line gets wrong classes.
+    # By id, unlike images.txt: pairing the two line by line would give wrong classes.
     _write_lines(folder / "image_class_labels.txt", (f"{number} {images[number][0]}" for number in sorted(images)))
     _write_lines(folder / "classes.txt", (f"{class_id} {name}" for class_id, name in names.items()))
     _write_lines(folder / "train_test_split.txt", (f"{number} {number % 2}" for number in sorted(images)))

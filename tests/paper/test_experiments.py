@@ -51,7 +51,7 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
     monkeypatch.chdir(folder)
     main.main(["paper", "ratio", "--quick"])
     before = {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()}
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", None)  # whoever wants to run anything fails
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", None)  # running anything fails
     main.main(["paper", "ratio", "--quick"])
     main.main(["paper", "ratio", "--quick", "--render"])
     assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before

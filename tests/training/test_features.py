@@ -77,7 +77,7 @@ def test_features_are_computed_once_for_all_seeds_and_losses(
 ) -> None:
     train(recipe, tmp_path / "first")
     training, test = kept(cache)  # one file for each list of images
-    monkeypatch.setattr(features, "_features", None)  # whoever computes anything fails
+    monkeypatch.setattr(features, "_features", None)  # computing anything fails
     train(recipe.changed({"seed": 1, "loss": "ms", "images_per_class": 2}), tmp_path / "second")
     assert kept(cache) == [training, test]
 
