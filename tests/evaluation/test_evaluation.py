@@ -1,12 +1,8 @@
 """Neighbors and scores against exact loops, other libraries and values computed by hand."""
 
 import json
-import subprocess
-import sys
-from collections import Counter
 from contextlib import contextmanager
 from fractions import Fraction
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -69,7 +65,7 @@ def random_case(images=60, dimensions=16):
 
 
 @pytest.mark.parametrize("name", ["counting", "search"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), width=st.integers(1, 3), alone=st.booleans(), block=st.integers(1, 11))
 def test_scores_equal_exact_loop_with_ties(name, data, width, alone, block):
     # A small integer grid is full of ties and duplicates. A common offset must not cost digits.
@@ -222,7 +218,7 @@ def test_counting_is_chosen_where_float32_suffices(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_matmul_precision_does_not_matter(precision):
-    vectors, labels = random_case(images=300, dimensions=200)
+    vectors, labels = random_case(images=100, dimensions=200)
     expected = evaluate(vectors, labels, cluster=False)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
@@ -258,13 +254,13 @@ def test_lone_queries_are_misses():
 
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_engines_and_block_sizes_agree(with_gallery):
-    vectors, labels = random_case(images=120, dimensions=300)
-    vectors[60:90] = vectors[:30]
-    options = {"gallery": vectors[50:], "gallery_labels": labels[50:]} if with_gallery else {}
+    vectors, labels = random_case(images=60, dimensions=300)
+    vectors[30:45] = vectors[:15]
+    options = {"gallery": vectors[25:], "gallery_labels": labels[25:]} if with_gallery else {}
     scores = []
     for name in ("counting", "search"):
         with engine(name):
-            for block in (None, 1, 2, 30, 31, 60, 119, 500):  # even and odd numbers of blocks, one, and a rest
+            for block in (None, 1, 15, 16, 30, 59, 500):  # even and odd numbers of blocks, one, and a rest
                 scores += [evaluate(vectors, labels, recall_at=range(1, 20), cluster=False, block=block, **options)]
     assert all(score == scores[0] for score in scores)
     assert list(scores[0].recall.values()) == sorted(scores[0].recall.values())
@@ -309,46 +305,28 @@ def test_nmi_iterations_equal_faiss():
     import faiss
     from sklearn.metrics import normalized_mutual_info_score
 
-    (vectors, labels), rng = random_case(images=400, dimensions=5), np.random.default_rng(3)
+    vectors, labels = random_case(images=400, dimensions=5)
     points = vectors.astype(np.float64) - vectors.astype(np.float64).mean(0)
     points = (points / np.abs(points).max()).astype(np.float32)
-    runs = []
-    for _ in range(10):
+    start, centers, runs = faiss.ClusteringInitialization(5, 7), np.empty((7, 5), np.float32), []
+    start.method = faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS
+    for start.seed in range(30, 40):  # ten for every seed of ours
+        start.init_centroids(400, faiss.swig_ptr(points), faiss.swig_ptr(centers))
         means = faiss.Kmeans(5, 7, niter=25, min_points_per_centroid=1, max_points_per_centroid=400, seed=3)
-        means.train(points, init_centroids=points[clustering._kmeans_plusplus(points, 7, rng)])
+        means.train(points, init_centroids=centers)
         distances, nearest = means.index.search(points, 1)
         runs.append((distances.sum(), normalized_mutual_info_score(labels, nearest[:, 0])))
     assert len({value for _, value in runs}) > 1
     assert nmi(vectors, labels, seed=3)[0] == min(runs)[1]
 
 
-def test_batched_kmeans_plusplus_has_the_right_distribution():
-    from scipy.stats import chisquare
-
-    points = np.array([[0, 0], [4, 0], [0, 3], [5, 4], [2, 1]], dtype=np.float32)
-    squared = ((points[:, None] - points) ** 2).sum(2, dtype=np.float64)
-    probabilities = {}  # of four points in order, each drawn by its squared distance to the nearest before it
-    for order in permutations(range(5), 4):
-        probabilities[order] = 1 / 5
-        for step in (1, 2, 3):
-            nearest = squared[list(order[:step])].min(0)
-            probabilities[order] *= nearest[order[step]] / nearest.sum()
-    rng, draws = np.random.default_rng(0), 8000
-    drawn = Counter(tuple(clustering._kmeans_plusplus_batched(points, 4, rng)) for _ in range(draws))
-    assert sum(probabilities.values()) == pytest.approx(1)
-    expected = [draws * probability for probability in probabilities.values()]
-    assert chisquare([drawn[order] for order in probabilities], expected).pvalue > 0.01
-
-
-def test_batched_kmeans_plusplus_draws_distinct_points():
-    points = 1 + np.arange(600, dtype=np.float32)[:, None] / 2**20  # rounding loses their squared distances
-    assert len(np.unique(points)) == 600
-    chosen = clustering._kmeans_plusplus_batched(points, 300, np.random.default_rng(0))
-    assert len(set(chosen)) == 300
-
-
 def test_nmi_of_equal_vectors_is_zero():
     assert nmi(np.ones((6, 3)), np.array([0, 1, 2, 0, 1, 2]))[0] == 0
+
+
+def test_nmi_of_vectors_that_hardly_differ():
+    vectors = 1 + np.arange(600.0)[:, None] / 2**20
+    assert nmi(vectors, np.arange(600))[0] == pytest.approx(1, rel=1e-12)
 
 
 def test_nmi_with_many_classes_uses_one_start(capfd):
@@ -410,27 +388,14 @@ def test_invalid_input_raises(message):
 
 
 @pytest.mark.parametrize("name", ["counting", "search"])
-def test_no_tensor_holds_all_pairs(name):
+def test_memory_stays_far_below_all_pairs(name):
     from torch.profiler import ProfilerActivity, profile
 
     generator = np.random.default_rng(0)
     vectors, labels = generator.normal(size=(2000, 20)), generator.permutation(np.arange(2000) // 4)
     with engine(name), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         evaluate(vectors, labels, recall_at=(1, 1000), cluster=False, block=100)
-    largest = max(event.nbytes() for event in watched.profiler.kineto_results.events() if event.name() == "[memory]")
-    assert largest <= 8 * max(2000 * 22, 100 * (100 if name == "counting" else 2000))  # all pairs: 8 * 2000 * 2000
-
-
-def test_memory_stays_far_below_all_pairs():
-    program = """
-import re, numpy
-from pathlib import Path
-from proxygml.evaluation import evaluate
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1))
-evaluate(numpy.eye(50), numpy.arange(50), cluster=False)
-before = peak()
-evaluate(numpy.random.default_rng(0).normal(size=(8_000, 8)), numpy.arange(8_000) // 4, cluster=False)
-print(peak() - before)
-"""
-    growth = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert 0 < int(growth) < 100_000  # kB; all pairs would be 512,000
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    assert max(changes) <= 8 * max(2000 * 22, 100 * (100 if name == "counting" else 2000))
+    assert 0 < max(np.cumsum(changes)) < 8 * 2000 * 2000 / 2  # all pairs: 8 * 2000 * 2000
