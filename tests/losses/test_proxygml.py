@@ -106,7 +106,7 @@ def test_fused_runs_for_few_proxies_that_fit_in_memory(fits: bool, classes: int,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("positive_mask", "mask_softmax", "regularized"), TABLE_1)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems(), literal=st.booleans(), path=st.sampled_from(list(PATHS)))
 def test_every_implementation_equals_the_oracle(
     dtype: torch.dtype,
@@ -471,7 +471,7 @@ def test_terms_of_the_last_loss_add_up_and_carry_no_gradient() -> None:
     assert without.last_terms.proxy_loss is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 4),
     width=st.integers(1, 200),
@@ -497,7 +497,7 @@ def in_tiles(values: torch.Tensor, columns: int) -> torch.Tensor:
     return filled.unflatten(1, (-1, columns)).permute(1, 0, 2).contiguous()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 4),
     width=st.integers(1, 60),
@@ -587,7 +587,8 @@ def test_fused_step_takes_few_products() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         loss(samples, labels).backward()
     calls = {event.key: event.count for event in watched.key_averages()}
-    assert calls["aten::mm"] == 3  # similarities with Z^p, gradients of class sums and of proxies
+    assert calls["aten::mm"] == 3  # similarities, Z^p, gradient of proxies
+    assert calls["aten::addmm_"] == 2  # gradients of L^p: of proxies and of class sums
     assert calls["aten::embedding_bag"] == 1  # gradient of samples
     assert calls["aten::bmm"] == 1  # class sums
     assert calls["aten::topk"] == 1

@@ -11,68 +11,50 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from proxygml.losses.proxygml.buffers import BufferPool
-from proxygml.losses.proxygml.gradients import (
-    Collectives,
-    Gradients,
-    Terms,
-    mask_softmax_loss,
-    project_to_tangent,
-    proxy_regularizer,
-)
+from proxygml.losses.proxygml.gradients import Collectives, SamplePart, mask_softmax_loss, project_to_tangent
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
-from proxygml.losses.proxygml.topk import chunks, invert_norms, nearest_proxies, rows_per_chunk, topk_in_order
+from proxygml.losses.proxygml.topk import chunks, nearest_proxies, rows_per_chunk
 
 SPARSE_LINKS = 0.1  # fraction of linked proxies up to which sums over links are faster than matrix products
 NO_CLASS = -(2**62)  # less than any label relative to the first class of a process
 
 
-def chunked(
-    embeddings: Tensor,
+def sample_loss(
+    samples: Tensor,
     proxies: Tensor,
     labels: Tensor,
     settings: ProxyGMLSettings,
     links: int,
     pool: BufferPool,
+    collectives: Collectives | None = None,
     *,
     differentiate: bool,
-    collectives: Collectives | None = None,
-) -> tuple[Terms, Gradients]:
-    """L^s and L^p, and the gradients of L: embeddings (B, D) and proxies (C, N, D) of any norm, labels (B,).
-
-    With `collectives`, proxies and labels are relative to the first class of this process.
-    """
+) -> SamplePart:
+    """L^s and its gradients: unit samples (B, D), proxies (C, N, D) of any norm, labels (B,)."""
     classes, per_class, _ = proxies.shape
-    inverse_norms = invert_norms(embeddings)  # (B,)
-    samples = embeddings * inverse_norms[:, None]  # (B, D)
     # Eq. 2 to 4: I and the nonzero entries of W
     graph = link(samples, proxies, labels, min(links, classes * per_class), settings.positive_bonus, collectives)
     scores, active_classes, column = propagate(graph.cosines, graph.linked // per_class, classes)  # Eq. 5: Z = W Y^p
     num_classes = classes if collectives is None else collectives.num_classes
-    sample_loss, grad_scores, unlinked = mask_softmax_loss(  # Eq. 6, 7
+    loss, grad_scores, unlinked = mask_softmax_loss(  # Eq. 6, 7
         settings.scale * scores,
         active_classes >= 0,
         active_classes == labels[:, None],
         None if settings.mask_softmax else num_classes,
         collectives,
     )
-    gradients: Gradients = None, None
-    if differentiate:
-        gradients = link_gradients(
-            samples,
-            proxies,
-            graph,
-            settings.scale * grad_scores.gather(1, column),
-            pool,
-            sparse=settings.sparse_gradient,
-            tangent=settings.proxy_weight == 0,  # otherwise the regularizer projects the gradients of both terms
-        )
-        project_to_tangent(gradients[0], embeddings, inverse_norms)
-        gradients[0].mul_(inverse_norms[:, None])
-    proxy_loss = None
-    if settings.proxy_weight > 0:
-        rows, weight = settings.proxy_rows, settings.proxy_weight
-        proxy_loss = proxy_regularizer(proxies, graph.inverse_norms, rows, weight, gradients[1], collectives) / weight
-    return Terms(sample_loss, proxy_loss, unlinked), gradients
+    if not differentiate:
+        return SamplePart(loss, unlinked, graph.inverse_norms)
+    gradients = link_gradients(
+        samples,
+        proxies,
+        graph,
+        settings.scale * grad_scores.gather(1, column),
+        pool,
+        sparse=settings.sparse_gradient,
+        tangent=settings.proxy_weight == 0,
+    )
+    return SamplePart(loss, unlinked, graph.inverse_norms, gradients)
 
 
 class Links(NamedTuple):
@@ -94,21 +76,15 @@ def link(
 ) -> Links:
     """The subgraph of each sample: unit samples (B, D), proxies (C, N, D) of any norm, labels (B,).
 
-    With `collectives`, each process proposes its first k + 1 proxies by S + S^pos; ties go to the lower index.
+    With `collectives`, each process proposes its first k proxies by S + S^pos.
     """
     per_class, vectors = proxies.shape[1], proxies.flatten(0, 1)  # (CN, D)
     own = labels[:, None] * per_class + torch.arange(per_class, device=labels.device)  # (B, N)
+    linked, cosines, inverse_norms = nearest_proxies(samples, vectors, own, links, positive_bonus)  # (B, k) each
     if collectives is None:
-        return Links(*nearest_proxies(samples, vectors, own, links, positive_bonus), complete=True)
-    count = min(links + 1, len(vectors))
-    linked, cosines, inverse_norms = nearest_proxies(samples, vectors, own, count, positive_bonus)  # (B, k + 1)
+        return Links(linked, cosines, inverse_norms, complete=True)
     ranks = cosines + positive_bonus * (linked // per_class == labels[:, None])
-    lowest = ranks.topk(min(2, count), largest=False).values  # (B, 2): equal if topk may have cut through a tie
-    for row in (lowest[:, 0] == lowest[:, -1]).nonzero()[:, 0].tolist() if count < len(vectors) else ():
-        linked[row], cosines[row], ranks[row] = topk_in_order(
-            samples[row], vectors, inverse_norms, own[row], count, positive_bonus
-        )
-    linked, order = linked.where(collectives.topk_mask(ranks), len(vectors)).sort(dim=1)  # (B, k + 1)
+    linked, order = linked.where(collectives.topk_mask(ranks), len(vectors)).sort(dim=1)
     return Links(linked, cosines.gather(1, order), inverse_norms, complete=False)
 
 

@@ -1,15 +1,20 @@
-"""What the fast implementations share: mask softmax, proxy regularizer and tangent projection, with their gradients."""
+"""What the fast implementations share: mask softmax, proxy regularizer and tangent projection, with their gradients.
+
+`loss_and_gradients` is the loss around `fused.sample_loss` or `chunked.sample_loss`.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from proxygml.losses.proxygml.buffers import BufferPool
 from proxygml.losses.proxygml.definition import NO_POSITIVE_LINK
-from proxygml.losses.proxygml.topk import chunk_elements, chunks, rows_per_chunk
+from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.topk import chunk_elements, chunks, invert_norms, rows_per_chunk
 
 Gradients = tuple[Tensor | None, Tensor | None]  # of embeddings (B, D) and proxies (C, N, D); None: not needed
 
@@ -37,6 +42,45 @@ class Collectives(Protocol):
     def shards(self, sums: Tensor) -> Iterable[tuple[int, Tensor]]: ...
 
     def reduce(self, values: Tensor, owner: int) -> None: ...
+
+
+class SamplePart(NamedTuple):
+    """L^s of a batch and its gradients; that of proxies is projected only if there is no regularizer to do it later."""
+
+    loss: Tensor
+    unlinked_fraction: Tensor
+    inverse_norms: Tensor  # (CN,): 1 / norm of every proxy
+    gradients: Gradients = (None, None)  # of unit samples (B, D) and proxies (C, N, D)
+
+
+def loss_and_gradients(
+    embeddings: Tensor,
+    proxies: Tensor,
+    labels: Tensor,
+    *,
+    differentiate: bool,
+    sample_loss: Callable[..., SamplePart],
+    settings: ProxyGMLSettings,
+    links: int,
+    pool: BufferPool,
+    collectives: Collectives | None = None,
+) -> tuple[Terms, Gradients]:
+    """L^s and L^p, and the gradients of L: embeddings (B, D) and proxies (C, N, D) of any norm, labels (B,).
+
+    With `collectives`, proxies and labels are relative to the first class of this process.
+    """
+    inverse_norms = invert_norms(embeddings)  # (B,)
+    samples = embeddings * inverse_norms[:, None]  # (B, D)
+    part = sample_loss(samples, proxies, labels, settings, links, pool, collectives, differentiate=differentiate)
+    sample_gradient, gradient = part.gradients
+    if sample_gradient is not None:
+        project_to_tangent(sample_gradient, embeddings, inverse_norms)
+        sample_gradient.mul_(inverse_norms[:, None])
+    proxy_loss, weight = None, settings.proxy_weight
+    if weight > 0:
+        rows = settings.proxy_rows
+        proxy_loss = proxy_regularizer(proxies, part.inverse_norms, rows, weight, gradient, collectives) / weight
+    return Terms(part.loss, proxy_loss, part.unlinked_fraction), part.gradients
 
 
 def mask_softmax_loss(

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -10,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precision, require_whole, without_autocast
+from proxygml.losses.proxygml import chunked, fused
 from proxygml.losses.proxygml.buffers import BufferPool
-from proxygml.losses.proxygml.chunked import chunked
 from proxygml.losses.proxygml.definition import proxygml_loss
-from proxygml.losses.proxygml.fused import fits_fused, fused
-from proxygml.losses.proxygml.gradients import Gradients, Terms
+from proxygml.losses.proxygml.fused import fits_fused
+from proxygml.losses.proxygml.gradients import Terms, loss_and_gradients
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.precision import full_float32
 
 Implementation = Literal["auto", "definition", "fused", "chunked"]
-Compute = Callable[..., tuple[Terms, Gradients]]  # (embeddings, proxies, labels, differentiate=...)
 
 
 class ProxyGMLLoss(nn.Module):
@@ -105,8 +103,13 @@ class ProxyGMLLoss(nn.Module):
             implementation = self.implementation
             if implementation == "auto":
                 implementation = "fused" if fits_fused(len(embeddings), proxies, self.settings) else "chunked"
-            chosen: Compute = {"fused": fused, "chunked": chunked}[implementation]
-            compute = partial(chosen, settings=self.settings, links=self.links, pool=self.gradient_pool)
+            compute = partial(
+                loss_and_gradients,
+                sample_loss={"fused": fused, "chunked": chunked}[implementation].sample_loss,
+                settings=self.settings,
+                links=self.links,
+                pool=self.gradient_pool,
+            )
             loss, terms = ProxyGMLFunction.call(compute, embeddings, proxies, labels)
             object.__setattr__(self, "last_terms", terms)  # faster than nn.Module.__setattr__
             return loss

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from proxygml.distributed.collectives import gather_rows, require_equal_settings
 from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precision, require_whole, without_autocast
+from proxygml.losses.proxygml import chunked
 from proxygml.losses.proxygml.buffers import BufferPool
-from proxygml.losses.proxygml.chunked import chunked
-from proxygml.losses.proxygml.gradients import Terms
+from proxygml.losses.proxygml.gradients import Terms, loss_and_gradients
 from proxygml.losses.proxygml.module import ProxyGMLFunction, warn_without_negatives
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.precision import full_float32
@@ -70,7 +70,8 @@ class ShardedProxyGMLLoss(nn.Module):
             embeddings, labels = self.check(embeddings, labels, self.num_classes)  # fails on all processes or none
             proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
             compute = partial(
-                chunked,
+                loss_and_gradients,
+                sample_loss=chunked.sample_loss,
                 settings=self.settings,
                 links=self.links,
                 pool=self.gradient_pool,

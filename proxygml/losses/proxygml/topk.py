@@ -51,20 +51,6 @@ def nearest_proxies(
     return linked, cosines, inverse_norms
 
 
-def topk_in_order(
-    sample: Tensor, vectors: Tensor, inverse_norms: Tensor, own: Tensor, links: int, positive_bonus: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The k first-ranked proxies (k,) of a sample (D,), ties by index; their cosines (k,) and ranks (k,)."""
-    cosines = (vectors @ sample).mul_(inverse_norms)  # (CN,)
-    own, inside = _clamp(own, len(vectors))
-    ranks = cosines.index_add(0, own, positive_bonus * inside.to(cosines.dtype))
-    threshold = ranks.topk(links, sorted=False).values.amin()
-    tied = (ranks == threshold).nonzero()[:, 0]
-    above = (ranks > threshold).nonzero()[:, 0]
-    linked = torch.cat([above, tied[: links - len(above)]]).sort().values
-    return linked, cosines[linked], ranks[linked]
-
-
 def _clamp(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Indices clamped to 0..size - 1, and which of them were inside."""
     clamped = index.clamp(0, size - 1)
