@@ -21,7 +21,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Recipe:
     """Eighteen classes of letters, ten of them held out, three epochs."""
     return GLYPHS.changed(

@@ -13,9 +13,8 @@ from torch import nn
 from proxygml import backbones, evaluation, losses
 from proxygml.distributed.batch_norm import JointBatchNorm, join_batch_norms
 from proxygml.distributed.collectives import average_gradients, gather_rows
-from proxygml.training.loop import _freeze_statistics
 
-STEPS, BATCH, CLASSES = 20, 7, 4
+STEPS, BATCH, CLASSES = 7, 7, 4
 CPU = torch.device("cpu")
 WAYS = ("counted", "in a gallery", "searched")
 METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
@@ -31,7 +30,7 @@ def made(method: str) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
-    labels = torch.randint(CLASSES, (BATCH if step % 5 else 1,), generator=generator)  # one image: others have none
+    labels = torch.randint(CLASSES, (BATCH if step % 3 else 1,), generator=generator)  # one image: others have none
     return torch.rand(len(labels), 3, 16, 16, generator=generator, dtype=torch.float64), labels
 
 
@@ -158,6 +157,8 @@ def test_batch_norm_in_any_precision(
 
 
 def test_gpus_use_sync_batch_norm() -> None:
+    from proxygml.training.loop import _freeze_statistics  # slow to import in every process
+
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm1d(4))
     weight = network[1].weight
     join_batch_norms(network, torch.device("cuda"))

@@ -17,3 +17,10 @@ def test_cudnn_chooses_the_fastest_convolutions(device: str, monkeypatch: pytest
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)  # restored afterwards
     fabric.launch_fabric(device=device)
     assert torch.backends.cudnn.benchmark == (device == "cuda")
+
+
+def test_several_nodes_are_told_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/"):
+        fabric.launch_fabric(nodes=2)

@@ -48,13 +48,6 @@ def options(recipe: Recipe) -> list[str]:
     return [*words, "--no-baselines"]
 
 
-def run_with(command: list[str], recipe: Recipe, folder: Path) -> Run:
-    words = [*command, "train", "glyphs", "--out", str(folder), *options(recipe)]
-    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return Run.open(folder)
-
-
 def assert_same(several: Run, one: Run, within: float) -> None:
     ours, theirs = several.load_last(), one.load_last()
     for part in ("model", "loss"):
@@ -66,16 +59,94 @@ def assert_same(several: Run, one: Run, within: float) -> None:
     assert several.scores["trained"]["images"] == one.scores["trained"]["images"]
 
 
-@pytest.mark.parametrize(
-    ("processes", "changes"),
-    [(2, {"warmup": (0,), "proxy_rows": 5}), (3, {"loss": "ms", "batch_size": 20})],
-    ids=["ProxyGML with a warm-up and random rows", "a pair loss in batches that do not divide"],
-)
-def test_equals_one_process(processes: int, changes: dict, tiny: Recipe, tmp_path: Path) -> None:
-    recipe = tiny.changed({"epochs": 2, **CALM, **changes})
-    several = run_with(torchrun(processes), recipe, tmp_path / "several")
-    # torch's own batch normalization rounds its means in float32; test_gathering.py compares in float64, to 1e-8
-    assert_same(several, train(recipe, tmp_path / "one"), within=1e-3)
+SCRIPT = """
+import json, os, torch
+from pathlib import Path
+from lightning_fabric.plugins import MixedPrecision
+from proxygml.distributed import fabric
+from proxygml.training import build
+from proxygml.training.loop import TrainingLoop
+from proxygml.training.recipe import Recipe
+from proxygml.training.trainer import train
+Fabric, rank = fabric.Fabric, os.environ["RANK"]
+def with_scaler(precision, **arguments):  # on a CPU, Fabric replaces 16-mixed
+    chosen = {"plugins": MixedPrecision(precision, "cpu")} if precision == "16-mixed" else {"precision": precision}
+    return Fabric(**chosen, **arguments)
+fabric.Fabric = with_scaler
+build_loss, train_epoch = build.build_loss, TrainingLoop.train_epoch
+def disturbed(recipe, num_classes):
+    loss, step = build_loss(recipe, num_classes), 0
+    def disturb(gradient):
+        nonlocal step
+        step += 1
+        return gradient * eval(factor, {"step": step, "torch": torch})
+    if rank == "1" and factor:
+        loss.proxies.register_hook(disturb)
+    return loss
+def epoch_and_state(loop, epoch, **arguments):
+    means = train_epoch(loop, epoch, **arguments)
+    scale = loop.fabric.strategy.precision.state_dict().get("scale")
+    torch.save({"proxies": getattr(loop.loss, "proxies", None), "scale": scale}, f"{name}-{rank}.pt")
+    return means
+build.build_loss, TrainingLoop.train_epoch = disturbed, epoch_and_state
+for name, (recipe, factor) in json.loads(Path("recipes.json").read_text()).items():
+    train(Recipe.from_json(json.dumps(recipe)), Path(name))
+try:
+    train(Recipe.from_json(json.dumps(recipe)).changed({"seed": int(rank)}), Path("differs"))
+except ValueError as error:
+    Path(f"error-{rank}").write_text(str(error))
+"""
+CASES = {  # name of a run: changes of the tiny recipe; the factor of the second process's gradients of proxies
+    "proxygml": ({"epochs": 2, **CALM, "warmup": (0,), "proxy_rows": 5}, ""),
+    "ms": ({"epochs": 2, **CALM, "loss": "ms", "batch_size": 21}, ""),  # batches that do not divide
+    "rounded": ({"precision": "bf16-mixed", "epochs": 1}, "1.001"),
+    "float32": ({"shard": True, "epochs": 1}, "torch.nan if step == 2 else 1"),
+    "scaled": ({"shard": True, "epochs": 1, "precision": "16-mixed"}, "torch.nan if step == 2 else 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def two_processes(tiny: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the runs of all CASES, trained in turn by the same two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    recipes = {name: (json.loads(tiny.changed(changes).to_json()), factor) for name, (changes, factor) in CASES.items()}
+    (folder / "recipes.json").write_text(json.dumps(recipes))
+    (folder / "script.py").write_text(SCRIPT)
+    launch = [*torchrun(2)[:-2], "script.py"]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=folder, env=ONE_THREAD | IMPORTED)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", ["proxygml", "ms"])
+def test_equals_one_process(name: str, two_processes: Path, tiny: Recipe, tmp_path: Path) -> None:
+    several = Run.open(two_processes / name)
+    # torch's own batch normalization rounds its means in float32; test_collectives.py compares in float64, to 1e-8
+    assert_same(several, train(tiny.changed(CASES[name][0]), tmp_path / "one"), within=1e-3)
+
+
+def test_proxies_of_processes_stay_equal(two_processes: Path) -> None:
+    first, second = (torch.load(two_processes / f"rounded-{rank}.pt") for rank in range(2))
+    assert torch.equal(first["proxies"], second["proxies"])
+
+
+@pytest.mark.parametrize(("name", "scale"), [("float32", None), ("scaled", 2**15)])
+def test_processes_skip_a_step_together(name: str, scale: int | None, two_processes: Path) -> None:
+    run = Run.open(two_processes / name)
+    assert run.scores["skipped_steps"] == 1
+    state = run.load_last()
+    assert all(value.isfinite().all() for value in state["model"].values())
+    taken = {float(one["step"]) for one in state["optimizer"]["state"].values()}
+    assert len(taken) == 1  # of the network and of the proxies alike
+    assert [torch.load(two_processes / f"{name}-{rank}.pt")["scale"] for rank in range(2)] == [scale] * 2
+    assert state["grad_scaler"].get("scale") == scale
+
+
+def test_processes_with_different_recipes_refuse(two_processes: Path) -> None:
+    for rank in range(2):
+        expected = "expected the same settings on all processes, got on ranks 0 and 1: seed 0 and 1"
+        assert (two_processes / f"error-{rank}").read_text() == expected
+    assert not (two_processes / "differs").exists()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -169,18 +240,6 @@ def test_where_one_of_two_never_comes_the_other_says_so(tiny: Recipe, tmp_path: 
     assert (done.returncode, (tmp_path / "run").exists()) == (1, False)
 
 
-def test_processes_with_different_recipes_refuse(tiny: Recipe, tmp_path: Path) -> None:
-    script = tmp_path / "differ.py"
-    script.write_text(
-        "import os, sys\nfrom proxygml.cli.main import main\nmain(sys.argv[1:] + ['--seed', os.environ['RANK']])\n"
-    )
-    words = [*torchrun(2)[:-2], str(script), "train", "glyphs", "--out", str(tmp_path / "run"), *options(tiny)]
-    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
-    assert done.returncode != 0
-    assert "expected the same settings on all processes, got on ranks 0 and 1: seed 0 and 1" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_where_the_first_is_killed_another_says_so(tiny: Recipe, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     words = [
@@ -208,74 +267,3 @@ def test_first_process_runs_a_single_command() -> None:
         [*torchrun(2), "losses", "--json"], capture_output=True, text=True, env=ONE_THREAD, timeout=120
     )
     assert isinstance(json.loads(done.stdout), list | dict)
-
-
-def test_several_nodes_are_told_what_they_need(tiny: Recipe, tmp_path: Path) -> None:
-    words = [*COMMAND, "train", "glyphs", "--out", str(tmp_path / "run"), *options(tiny), "--nodes", "2"]
-    done = subprocess.run(words, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
-    assert done.returncode == 1
-    assert (
-        done.stderr == "error: several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/scaling.md\n"
-    )
-
-
-DISTURBED = """
-import os, torch
-from pathlib import Path
-from lightning_fabric.plugins import MixedPrecision
-from proxygml.distributed import fabric
-from proxygml.training import build
-from proxygml.training.loop import TrainingLoop
-from proxygml.training.recipe import Recipe
-from proxygml.training.trainer import train
-Fabric = fabric.Fabric
-def with_scaler(precision, **arguments):  # on a CPU, Fabric replaces 16-mixed
-    chosen = {"plugins": MixedPrecision(precision, "cpu")} if precision == "16-mixed" else {"precision": precision}
-    return Fabric(**chosen, **arguments)
-fabric.Fabric = with_scaler
-build_loss, train_epoch, rank = build.build_loss, TrainingLoop.train_epoch, os.environ["RANK"]
-def disturbed(recipe, num_classes):
-    loss, steps = build_loss(recipe, num_classes), iter(range(1, 1000))
-    def disturb(gradient):
-        step = next(steps)
-        return gradient * (FACTOR if rank == "1" else 1)
-    loss.proxies.register_hook(disturb)
-    return loss
-def epoch_and_state(loop, epoch, **arguments):
-    means = train_epoch(loop, epoch, **arguments)
-    scale = loop.fabric.strategy.precision.state_dict().get("scale")
-    torch.save({"proxies": loop.loss.proxies.detach(), "scale": scale}, f"{rank}.pt")
-    return means
-build.build_loss, TrainingLoop.train_epoch = disturbed, epoch_and_state
-train(Recipe.from_json(Path("recipe.json").read_text()), Path("run"))
-"""
-
-
-def train_disturbed(recipe: Recipe, factor: str, folder: Path) -> list[dict]:
-    """Train in two processes, the second with its gradient of proxies times a factor: their proxies and scales."""
-    (folder / "script.py").write_text(DISTURBED.replace("FACTOR", factor))
-    (folder / "recipe.json").write_text(recipe.to_json())
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, cwd=folder, env=ONE_THREAD | IMPORTED)
-    assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-
-
-def test_proxies_of_processes_stay_equal(tmp_path: Path, tiny: Recipe) -> None:
-    recipe = tiny.changed({"precision": "bf16-mixed", "epochs": 1, "devices": 2})
-    first, second = train_disturbed(recipe, "1.001", tmp_path)
-    assert torch.equal(first["proxies"], second["proxies"])
-
-
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-def test_processes_skip_a_step_together(tmp_path: Path, tiny: Recipe, precision: str) -> None:
-    recipe = tiny.changed({"shard": True, "epochs": 1, "devices": 2, "precision": precision})
-    first, second = train_disturbed(recipe, "torch.nan if step == 2 else 1", tmp_path)
-    run = Run.open(tmp_path / "run")
-    assert run.scores["skipped_steps"] == 1
-    state = run.load_last()
-    assert all(value.isfinite().all() for value in state["model"].values())
-    taken = {float(one["step"]) for one in state["optimizer"]["state"].values()}
-    assert len(taken) == 1  # of the network and of the proxies alike
-    assert first["scale"] == second["scale"] == (2**15 if precision == "16-mixed" else None)
-    assert state["grad_scaler"].get("scale") == first["scale"]
