@@ -44,7 +44,7 @@ def make_photos(folder: Path, count: int, size: tuple[int, int], classes: int = 
 
 def network(name: str, frozen: tuple[str, ...]) -> nn.Module:
     """The network as cub-small trains it: with frozen batch normalization and some frozen stages."""
-    model = backbones.build(name, embedding_dim=512).train()
+    model = backbones.Embedder(backbones.build_trunk(name), 512).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from proxygml.backbones import build
+from proxygml.backbones import Embedder, build_trunk
 from proxygml.files import atomic_write
 from proxygml.losses import METHODS, make
 from proxygml.training.build import build_loss, build_model
@@ -73,7 +73,7 @@ class LossAlone:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
-        network = build("convnet", embedding_dim=DIMENSION, normalize=False, normalize_features=True)
+        network = Embedder(build_trunk("convnet"), DIMENSION, normalize=False, normalize_features=True)
         self.loss = make(name, CLASSES, DIMENSION, {})
         self.labels = prepare(self.loss, name, network, DIMENSION)
         self.head: nn.Module | None = network.head if hasattr(self.loss, "watch") else None

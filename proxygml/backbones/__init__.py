@@ -1,4 +1,4 @@
-"""Networks by name: `build("convnet", embedding_dim=128)` returns an Embedder.
+"""Networks by name: `Embedder(build_trunk("convnet"), 128)` turns images into vectors.
 
 To add a backbone, write a subclass of `Trunk` in a module of this package and list it in BACKBONES.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.backbones.trunk import Trunk
-from proxygml.backbones.weights import load_weights as load_weights
+from proxygml.backbones.weights import load_weights
 from proxygml.files import unknown_name
 
 Pooling = Literal["average", "max", "average+max"]
@@ -80,27 +80,14 @@ class Embedder(nn.Module):
 
 BACKBONES = {  # name: module, class, arguments
     "convnet": ("convnet", "ConvNet", ()),
-    "bn-inception": ("bninception", "BNInception", ()),
-    "googlenet": ("googlenet", "GoogLeNet", ()),
+    "bn-inception": ("inception", "BNInception", ()),
+    "googlenet": ("inception", "GoogLeNet", ()),
     "resnet18": ("resnet", "ResNet", (18,)),
     "resnet50": ("resnet", "ResNet", (50,)),
     "efficientnet-lite0": ("efficientnet_lite", "EfficientNetLite", (0,)),
     "efficientnet-lite1": ("efficientnet_lite", "EfficientNetLite", (1,)),
     "efficientnet-lite2": ("efficientnet_lite", "EfficientNetLite", (2,)),
 }
-
-
-def build(
-    name: str,
-    *,
-    embedding_dim: int,
-    pooling: Pooling = "average",
-    normalize: bool = True,
-    normalize_features: bool = False,
-) -> Embedder:
-    """An Embedder on `build_trunk(name)`."""
-    trunk = build_trunk(name)
-    return Embedder(trunk, embedding_dim, pooling=pooling, normalize=normalize, normalize_features=normalize_features)
 
 
 def build_trunk(name: str) -> Trunk:

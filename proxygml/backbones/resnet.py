@@ -17,10 +17,8 @@ class ResNet(Trunk):
     stages = ("stem", "layer1", "layer2", "layer3", "layer4")
     classifier = ("fc.",)
 
-    def __init__(self, depth: int = 50) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
-        if depth not in DEPTHS:
-            raise ValueError(f"no ResNet of depth {depth}: choose from {', '.join(map(str, DEPTHS))}")
         blocks, expansion, self.published_file = DEPTHS[depth]
         self.weights_from = (
             f"pretrained ResNet-{depth} (ImageNet) is https://download.pytorch.org/models/{self.published_file}: "

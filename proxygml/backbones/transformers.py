@@ -58,8 +58,7 @@ class TransformersTrunk(Trunk):
         self.interpolates = "interpolate_pos_encoding" in inspect.signature(self.network.forward).parameters
 
     def stage(self, name: str, x: Tensor) -> Tensor:
-        (network,) = self.stage_modules(name)
-        outputs = network(x, interpolate_pos_encoding=True) if self.interpolates else network(x)
+        outputs = self.network(x, interpolate_pos_encoding=True) if self.interpolates else self.network(x)
         if self.output == "maps":
             return outputs.last_hidden_state
         vectors = outputs.pooler_output if self.output == "pooled" else outputs.last_hidden_state[:, 0]

@@ -37,12 +37,7 @@ class Trunk(nn.Module):
 
     def stage_modules(self, name: str) -> list[nn.Module]:
         """The modules of one stage, in forward order."""
-        self.check_stage(name)
         return [self.get_submodule(name)]
-
-    def check_stage(self, name: str) -> None:
-        if name not in self.stages:
-            raise ValueError(f"no stage {name!r} in {type(self).__name__}: choose from {', '.join(self.stages)}")
 
     def pretrained_file(self) -> Path:
         """Path of the published ImageNet weights, in the working directory or in torch's cache."""

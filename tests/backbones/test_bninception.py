@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.backbones.bninception import BNInception
+from proxygml.backbones.inception import BNInception
 from proxygml.backbones.weights import load_weights
 
 LAYERS = Path(__file__).parents[3] / "shared" / "data" / "bn_inception_layers.tsv"

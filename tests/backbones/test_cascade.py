@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from proxygml.backbones import Embedder, build_trunk
 from proxygml.backbones.cascade import CascadedEmbedder, SidePool, choose_taps
 from proxygml.backbones.convnet import ConvNet
-from proxygml.backbones.googlenet import GoogLeNet
+from proxygml.backbones.inception import GoogLeNet
 from proxygml.losses.hdc import HDCLoss
 
 

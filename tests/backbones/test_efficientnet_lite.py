@@ -110,11 +110,6 @@ def test_output_shape(trunk):
     assert trunk(torch.randn(1, 3, 224, 224)).shape == (1, trunk.channels, 7, 7) == (1, 1280, 7, 7)
 
 
-def test_unknown_version():
-    with pytest.raises(ValueError, match=r"Lite7.*0, 1, 2"):
-        EfficientNetLite(7)
-
-
 def test_pixels_are_rgb_with_imagenet_statistics(trunk):
     assert trunk.bgr is False
     assert trunk.pixel_mean == pytest.approx([255 * value for value in (0.485, 0.456, 0.406)])

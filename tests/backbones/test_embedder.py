@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxygml.backbones import Embedder, build
+from proxygml.backbones import Embedder, build_trunk
 from proxygml.backbones.trunk import Trunk
 
 
@@ -23,8 +23,8 @@ class Reversed(Identity):
 
 def test_normalize() -> None:
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    torch.testing.assert_close(build("convnet", embedding_dim=7)(images).norm(dim=1), torch.ones(4))
-    raw = build("convnet", embedding_dim=7, normalize=False)(images)
+    torch.testing.assert_close(Embedder(build_trunk("convnet"), 7)(images).norm(dim=1), torch.ones(4))
+    raw = Embedder(build_trunk("convnet"), 7, normalize=False)(images)
     assert raw.shape == (4, 7)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
 
@@ -54,9 +54,9 @@ def test_pooling(pooling: str, expected: float) -> None:
 
 
 def test_pixel_statistics_are_not_in_the_state_dict() -> None:
-    assert not [name for name in build("convnet", embedding_dim=2).state_dict() if "pixel" in name]
+    assert not [name for name in Embedder(build_trunk("convnet"), 2).state_dict() if "pixel" in name]
 
 
 def test_unknown_backbone() -> None:
     with pytest.raises(ValueError, match=r"among convnet.*, got 'resnet9000'"):
-        build("resnet9000", embedding_dim=2)
+        build_trunk("resnet9000")

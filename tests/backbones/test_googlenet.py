@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from proxygml.backbones.bninception import BNInception
-from proxygml.backbones.googlenet import GoogLeNet, local_response_norm
+from proxygml.backbones.inception import BNInception, GoogLeNet, local_response_norm
 from proxygml.backbones.weights import load_weights
 
 

@@ -108,11 +108,6 @@ def test_output_shape(resnet50, resnet18):
     assert resnet18(torch.randn(1, 3, 64, 64).double()).shape == (1, 512, 2, 2)
 
 
-def test_unknown_depth():
-    with pytest.raises(ValueError, match=r"depth 51.*18, 50"):
-        ResNet(51)
-
-
 def test_torchvision_file_loads_without_its_classifier(resnet18, tmp_path):
     tensors = resnet18.state_dict() | {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
     torch.save(tensors, tmp_path / "resnet18.pth")

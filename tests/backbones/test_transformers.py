@@ -121,8 +121,6 @@ def test_the_network_is_one_stage(transformers, tmp_path):
     assert trunk.stages == ("network",)
     (network,) = trunk.stage_modules("network")
     assert len(list(network.parameters())) == len(list(trunk.parameters()))
-    with pytest.raises(ValueError, match="'stem' in TransformersTrunk: choose from network"):
-        trunk.stage("stem", torch.zeros(1))
 
 
 def test_pixel_statistics(tmp_path):

@@ -33,9 +33,3 @@ def test_stages_cover_every_parameter_once(trunk: Trunk) -> None:
 def test_every_parameter_gets_a_gradient(trunk: Trunk) -> None:
     trunk.train()(torch.randn(4, 3, 64, 64)).square().mean().backward()
     assert all(parameter.grad is not None for parameter in trunk.parameters())
-
-
-def test_unknown_stage(trunk: Trunk) -> None:
-    for call in (trunk.stage_modules, lambda name: trunk.stage(name, torch.zeros(1))):
-        with pytest.raises(ValueError, match=f"no stage 'no such' in .*{', '.join(trunk.stages)}"):
-            call("no such")

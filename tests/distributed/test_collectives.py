@@ -22,7 +22,7 @@ METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
 
 def made(method: str) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    network = backbones.build("convnet", embedding_dim=8).double()
+    network = backbones.Embedder(backbones.build_trunk("convnet"), 8).double()
     settings = {"ratio": 0.5} if method == "proxygml" else {}
     loss = losses.make(method, CLASSES, 8, settings).double()
     return network, loss, torch.optim.Adam([*network.parameters(), *loss.parameters()], lr=1e-3, eps=1e-2)
@@ -104,7 +104,7 @@ def test_shared_batches_equal_one_process(found: list[dict], method: str) -> Non
 
 
 def test_batch_norm_keeps_its_state() -> None:
-    network = backbones.build("convnet", embedding_dim=8).eval()
+    network = backbones.Embedder(backbones.build_trunk("convnet"), 8).eval()
     images = torch.rand(2, 3, 16, 16)
     before = network(images)
     join_batch_norms(network, CPU)

@@ -8,7 +8,7 @@ import torch
 from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
-from proxygml.backbones import Embedder, build
+from proxygml.backbones import Embedder, build_trunk
 from proxygml.losses.hdml import HDMLLoss, n_pair, pairs_of, pull
 
 CLASSES, FEATURES, DIMENSION = 6, 7, 4
@@ -382,7 +382,7 @@ class TestTheHook:
 
     def test_a_real_network_is_trained_in_every_group(self) -> None:
         torch.manual_seed(0)
-        network = build("convnet", embedding_dim=8, normalize=False)
+        network = Embedder(build_trunk("convnet"), 8, normalize=False)
         channels = network.trunk.channels
         network.head = nn.Sequential(nn.BatchNorm1d(channels), nn.Linear(channels, 8))
         loss = HDMLLoss(3, 8)
@@ -472,7 +472,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="expected one network to watch, got a second"):
             loss.watch(network)
         with pytest.raises(ValueError, match="build it with normalize=False"):
-            HDMLLoss(CLASSES, DIMENSION).watch(Embedder(build("convnet", embedding_dim=4).trunk, 4))
+            HDMLLoss(CLASSES, DIMENSION).watch(Embedder(build_trunk("convnet"), 4))
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxygml.backbones.bninception import BNInception
+from proxygml.backbones.inception import BNInception
 from proxygml.cli import main
 from proxygml.paper import frozen, settings
 from proxygml.paper.rendering import full_table, load_results

@@ -161,7 +161,7 @@ def test_published_weights_are_found(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxygml.backbones.bninception import BNInception
+    from proxygml.backbones.inception import BNInception
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(BNInception, "published_file", "bn_inception.pth")  # without the hash of the genuine file
