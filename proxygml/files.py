@@ -5,10 +5,10 @@ import fcntl
 import glob
 import json
 import os
+import secrets
 import socket
 import stat
 import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -48,12 +48,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The suffix stays last: savers such as np.savez and matplotlib read the format from it.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-        temporary = Path(name)
+        draft = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+        handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        temporary = draft
         _try_flock(handle)  # for `remove_temporaries`
         yield temporary
         _sync(temporary)
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
         with suppress(OSError):  # some file systems cannot sync a folder
             _sync(path.parent)  # without it, the new name may be lost with the power
@@ -109,30 +109,21 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(path, timeout=LOCK_TIMEOUT, poll_interval=0.1, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        open(path, "ab", opener=_open_unlinked).close()
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise ValueError(f"{path} is a link or a pipe, which no lock is: remove it") from error
-        raise UnwritableError(f"could not write {path}: {error.strerror}") from error
-    try:
+        if path.exists():
+            require_file(path)  # a stranger's may be a pipe; FileLock follows no link
         lock.acquire()
     except Timeout:
         owner = path.read_bytes()[:300].decode(errors="replace") or "another process"
         raise ValueError(f"{owner} is using {folder}: wait for it, or stop it") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise
+            raise UnwritableError(f"could not write {path}: {error.strerror}") from error
     try:
-        with suppress(OSError), open(path, "w", opener=_open_unlinked) as file:  # a full disk: it names no process
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        with suppress(OSError):  # a full disk: it names no process
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         lock.release()
-
-
-def _open_unlinked(path: str, flags: int) -> int:
-    """Open a file that a stranger may have made a link to another file, which would be truncated, or a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def require_unlocked(folder: Path) -> None:
@@ -225,9 +216,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_name(expected: str, name: str, known: Iterable[str]) -> ValueError:
     """The error for a name that is none of the known ones: expected "a loss" among these, got another."""
     return ValueError(f"expected {expected} among {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
