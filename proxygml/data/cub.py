@@ -19,22 +19,19 @@ def load(root: Path) -> tuple[ImageList, ImageList]:
     folder = dataset_folder(root, "CUB_200_2011", ("images.txt", "image_class_labels.txt", "classes.txt"))
     names = read_by_id(folder / "classes.txt", ("class_id", "name"), high=LAST_CLASS)
     labels = read_by_id(folder / "image_class_labels.txt", ("image_id", "class_id"))
-    class_ids = {image: whole_number(text, where, high=LAST_CLASS) for image, (where, text) in labels.items()}
     images = read_by_id(folder / "images.txt", ("image_id", "path"))
-    paths = []
-    for image, (where, path) in images.items():
-        if image not in class_ids:
-            raise ValueError(f"{where}: expected a class of image {image} in image_class_labels.txt, got none")
-        if class_ids[image] not in names:
-            raise ValueError(f"{where}: expected a name of class {class_ids[image]} in classes.txt, got none")
-        paths.append(path_below(path, folder / "images", where))
-    unlisted = class_ids.keys() - images.keys()
-    if unlisted:
+    if unpaired := images.keys() ^ labels.keys():
         raise ValueError(
-            f"{folder / 'images.txt'}: expected all {len(class_ids)} images of image_class_labels.txt, "
-            f"got {len(paths)}; image {min(unlisted)} is missing: unpack CUB_200_2011 again"
+            f"{folder}: expected image {min(unpaired)} in images.txt and in image_class_labels.txt, got it in one: "
+            "unpack CUB_200_2011 again"
         )
-    classes = [class_ids[image] for image in images]
+    paths, classes = [], []
+    for image, (where, path) in images.items():
+        number = whole_number(labels[image][1], labels[image][0], high=LAST_CLASS)
+        if number not in names:
+            raise ValueError(f"{where}: expected a name of class {number} in classes.txt, got none")
+        paths.append(path_below(path, folder / "images", where))
+        classes.append(number)
     return split_images(
         paths,
         classes,

@@ -5,19 +5,18 @@ import warnings
 from pathlib import Path
 
 from proxygml.data import ImageList
-from proxygml.data.splits import image_list, split_classes, split_images
+from proxygml.data.splits import image_list, split_by_class
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
+def load(root: Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageList]:
     """Training and test images below `root`.
 
     The class of an image is the path of its folder: root/birds/owl/1.jpg has class birds/owl. `split_classes` selects
     `test_fraction` of the classes for testing. If root/train and root/test both exist, they are the two splits, a
     class is the path below them, and both may contain the same classes.
     """
-    root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"no folder {root}: expected a folder with one folder for each class")
     if all((root / split).is_dir() and _is_below(root / split, root) for split in ("train", "test")):
@@ -27,11 +26,7 @@ def load(root: Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[Imag
             warnings.warn(f"{root}: left out the folders beside train and test: {_first(others)}", stacklevel=2)
         train, test = (image_list(*list_images(root, split), root=root) for split in ("train", "test"))
         return train, test
-    paths, classes = list_images(root)
-    test_classes = split_classes(classes, test_fraction=test_fraction, seed=seed)
-    return split_images(
-        paths, classes, [name in test_classes for name in classes], root=root, no_test=test_fraction == 0
-    )
+    return split_by_class(*list_images(root), test_fraction, root=root)
 
 
 def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:

@@ -79,8 +79,9 @@ def _images_of(chosen: list[int], pixels: np.ndarray, code_points: np.ndarray, f
 def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arrays of `_render`, from the cache file if it is intact, else rendered and cached."""
     path = _cache_path(size)
-    with suppress(Exception):  # a missing or damaged file is written again
-        return _read(path, size)
+    # A missing or damaged file is written again. It is opened here because np.load leaves a broken zip open.
+    with suppress(Exception), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        return stored["pixels"], stored["code_points"], stored["faces"]
     pixels, code_points, faces = _render(size)
     try:
         with atomic_write(path) as temporary:
@@ -91,17 +92,6 @@ def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             "set PROXYGML_CACHE to another folder",
             stacklevel=3,  # the caller of load
         )
-    return pixels, code_points, faces
-
-
-def _read(path: Path, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The arrays of a cache file."""
-    # opened here because np.load leaves a broken zip open
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        pixels, code_points, faces = stored["pixels"], stored["code_points"], stored["faces"]
-    images = len(code_points)
-    if pixels.shape != (images, size, size) or pixels.dtype != np.uint8 or faces.shape != (images,):
-        raise ValueError(f"expected {images} drawings of {size} x {size} in {path}, got {pixels.shape}")
     return pixels, code_points, faces
 
 

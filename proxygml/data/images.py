@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,7 @@ class Augmentation:
     flip: bool = True
 
 
+@dataclass(eq=False)
 class Crops:
     """Item i is image i as uint8 (3, size, size) in RGB, and its label.
 
@@ -28,26 +29,15 @@ class Crops:
     depends only on (seed, epoch, i), not on the order or the number of workers.
     """
 
-    def __init__(
-        self,
-        open_image: Callable[[int], Image.Image],
-        labels: np.ndarray,
-        *,
-        size: int,
-        test_crop: float = 224 / 256,
-        augmentation: Augmentation | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.open_image = open_image
-        self.labels = labels
-        self.names = names
-        self.size = size
-        self.test_crop = test_crop
-        self.augmentation = augmentation
-        self.seed = seed
-        self.epoch = epoch
+    open_image: Callable[[int], Image.Image]
+    labels: np.ndarray  # (M,)
+    _: KW_ONLY
+    size: int
+    test_crop: float = 224 / 256
+    augmentation: Augmentation | None = None
+    seed: int = 0
+    epoch: int = 0
+    names: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -9,8 +9,6 @@ from typing import overload
 
 import numpy as np
 
-CHUNK = 2**16  # Python strings that exist at a time during a conversion
-
 
 class Names(Sequence[str]):
     """An append-only sequence of strings, equal to any sequence of the same strings."""
@@ -25,28 +23,6 @@ class Names(Sequence[str]):
         self._block += text.encode("utf-8", "surrogateescape")  # file names need not be UTF-8
         self._ends.append(len(self._block))
 
-    def extend(self, others: "Names") -> None:
-        """Append all strings of another sequence."""
-        before = len(self._block)
-        self._block += others._block
-        self._ends.frombytes((np.frombuffer(others._ends, dtype=np.int64) + before).tobytes())
-
-    def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The characters as bytes (B,) and the end of each string (M,)."""
-        return np.frombuffer(self._block, dtype=np.uint8), np.frombuffer(self._ends, dtype=np.int64)
-
-    @classmethod
-    def from_arrays(cls, block: np.ndarray, ends: np.ndarray) -> "Names":
-        """The inverse of `to_arrays`; a ValueError for other arrays."""
-        if block.dtype != np.uint8 or ends.dtype != np.int64 or (np.diff(ends, prepend=0, append=len(block)) < 0).any():
-            raise ValueError(f"expected bytes and increasing ends of strings, got {block.dtype} and {ends.dtype}")
-        if (ends[-1] if len(ends) else 0) != len(block):
-            raise ValueError(f"expected strings of {len(block)} bytes, got an end at {ends[-1:]}")
-        names = cls()
-        names._block += block.tobytes()
-        names._ends.frombytes(ends.tobytes())
-        return names
-
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -57,22 +33,15 @@ class Names(Sequence[str]):
     def __getitem__(self, index: slice) -> "Names": ...
 
     def __getitem__(self, index: int | slice) -> "str | Names":
-        places = range(len(self))
-        if isinstance(index, slice):
-            return self.take(np.array(places[index], dtype=np.int64))
-        return self._bytes(places[index]).decode("utf-8", "surrogateescape")
+        place = range(len(self))[index]
+        if isinstance(place, range):
+            return Names(map(self.__getitem__, place))
+        start = self._ends[place - 1] if place else 0
+        return self._block[start : self._ends[place]].decode("utf-8", "surrogateescape")
 
     def take(self, indices: np.ndarray) -> "Names":
         """The strings at these indices."""
-        taken = Names()
-        lengths = np.diff(np.frombuffer(self._ends, dtype=np.int64), prepend=0)[indices]
-        taken._ends.frombytes(lengths.cumsum(dtype=np.int64).tobytes())
-        for start in range(0, len(indices), CHUNK):
-            taken._block += b"".join(map(self._bytes, indices[start : start + CHUNK].tolist()))
-        return taken
-
-    def _bytes(self, place: int) -> bytes:
-        return bytes(self._block[self._ends[place - 1] if place else 0 : self._ends[place]])
+        return Names(map(self.__getitem__, indices))
 
     def __iter__(self) -> Iterator[str]:
         return map(self.__getitem__, range(len(self)))

@@ -62,10 +62,18 @@ def split_images(
     return train, test
 
 
-def split_classes(names: Iterable[str], *, test_fraction: float, seed: int) -> set[str]:
+def split_by_class(
+    paths: Sequence[str], classes: Sequence[str], test_fraction: float, *, root: Path
+) -> tuple[ImageList, ImageList]:
+    """Training images and test images; those of `split_classes` are for testing."""
+    test_classes = split_classes(classes, test_fraction)
+    return split_images(paths, classes, [name in test_classes for name in classes], root=root, no_test=True)
+
+
+def split_classes(names: Iterable[str], test_fraction: float) -> set[str]:
     """The test classes: `test_fraction` of the classes, at least one, leaving at least one for training; none for 0.
 
-    They are the first by a hash of seed and name, so a new class moves at most one other to the other side.
+    They are the first by a hash of the name, so a new class moves at most one other to the other side.
     """
     names = set(names)
     if not 0 <= test_fraction < 1:
@@ -79,7 +87,7 @@ def split_classes(names: Iterable[str], *, test_fraction: float, seed: int) -> s
     count = min(max(round(test_fraction * len(names)), 1), len(names) - 1)
 
     def digest(name: str) -> bytes:
-        return hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogatepass")).digest()  # names need not be UTF-8
+        return hashlib.sha256(f"0/{name}".encode("utf-8", "surrogatepass")).digest()  # names need not be UTF-8
 
     return set(sorted(names, key=digest)[:count])
 

@@ -1,25 +1,20 @@
 """Images listed in your own CSV or parquet file with the columns path, label and optionally split."""
 
 import csv
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from proxygml.data import ImageList
 from proxygml.data.lists import open_text, path_below, quote
 from proxygml.data.names import Names
-from proxygml.data.splits import split_classes, split_images
+from proxygml.data.splits import split_by_class, split_images
 from proxygml.files import MAX_EXPANSION, MAX_UNPACKED, one_line
 
 BATCH = 128  # rows of a parquet file: a small file may repeat a very long text in each
 Row = tuple[int, str, str, str | None]  # row number, path, label and, if there is such a column, split
 
 
-def load(
-    table: Path, *, root: Path | None = None, test_fraction: float = 0.5, seed: int = 0
-) -> tuple[ImageList, ImageList]:
+def load(table: Path, *, root: Path | None = None, test_fraction: float = 0.5) -> tuple[ImageList, ImageList]:
     """Training and test images from a table.
 
     Paths are relative to `root`, by default the folder of the table, and must stay inside it. The column split is
@@ -31,8 +26,8 @@ def load(
         raise FileNotFoundError(f"no table {table}: expected a CSV or parquet file, see docs/datasets.md")
     root = table.parent if root is None else Path(root)
     read_rows = _read_parquet if table.suffix.lower() in (".parquet", ".pq") else _read_csv
-    paths, rows, hashes = Names(), array("q"), array("q")
-    classes: list[str] = []
+    paths, classes = Names(), []
+    seen: set[int] = set()  # hashes of the paths, which take less memory
     interned: dict[str, str] = {}  # one object per class name, to save memory
     is_test: list[bool] = []
     file_name = table.name  # computed once: pathlib parses it at every access
@@ -46,31 +41,16 @@ def load(
             if split not in ("train", "test"):
                 raise ValueError(f"{where}: expected split train or test, got {quote(split)}")
             is_test.append(split == "test")
+        if hash(path) in seen and path in paths:  # it would be its own nearest neighbor and raise every score
+            raise ValueError(f"{where}: {quote(path)} is in an earlier row too, list every image once")
+        seen.add(hash(path))
         paths.append(path)
-        rows.append(row)
-        hashes.append(hash(path))
         classes.append(interned.setdefault(label, label))
     if not paths:
         raise ValueError(f"{table} lists no images: expected a header and a row for each image")
-    _reject_duplicates(paths, rows, np.frombuffer(hashes, dtype=np.int64), file_name)
     if not is_test:
-        test_classes = split_classes(interned, test_fraction=test_fraction, seed=seed)
-        is_test = [name in test_classes for name in classes]
+        return split_by_class(paths, classes, test_fraction, root=root)
     return split_images(paths, classes, is_test, root=root, no_test=test_fraction == 0)
-
-
-def _reject_duplicates(paths: Names, rows: Sequence[int], hashes: np.ndarray, file_name: str) -> None:
-    """An error for a repeated path: it would be its own nearest neighbor and raise every score.
-
-    Only paths with equal hashes are compared, which takes less memory than a set of all paths.
-    """
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    first_rows: dict[str, int] = {}
-    for index in np.flatnonzero(counts[inverse] > 1).tolist():
-        path, row = paths[index], rows[index]
-        first = first_rows.setdefault(path, row)
-        if first != row:
-            raise ValueError(f"{file_name}, row {row}: {quote(path)} is already in row {first}, list every image once")
 
 
 def _read_csv(table: Path) -> Iterator[Row]:
@@ -103,15 +83,12 @@ def _read_parquet(table: Path) -> Iterator[Row]:
         names = [schema.names[place] for place in column.values()]
         if nested := [name for name in names if schema.field(name).type.num_fields]:
             raise ValueError(f"expected texts or numbers in {nested[0]}, got {schema.field(nested[0]).type}")
-        row, left = 0, max(MAX_UNPACKED, MAX_EXPANSION * table.stat().st_size)
+        row, limit = 0, max(MAX_UNPACKED, MAX_EXPANSION * table.stat().st_size)
         unpacked = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-        if unpacked > left:
+        if unpacked > limit:
             raise ValueError(f"it unpacks to {unpacked:,} bytes: it is not opened")
         for batch in contents.iter_batches(BATCH, columns=names):
             values = {name: batch.column(schema.names[place]).to_pylist() for name, place in column.items()}
-            left -= sum(len(value) for value in values["path"] if isinstance(value, str))
-            if left < 0:
-                raise ValueError("its paths are more than a hundred times as long as the file")
             splits = map(str, values["split"]) if "split" in column else [None] * len(batch)
             for path, label, split in zip(values["path"], values["label"], splits, strict=True):
                 row += 1

@@ -7,31 +7,38 @@ need. The list of a file's images is kept in the user's cache, because reading a
 
 import hashlib
 import io
+import json
 import os
 import re
 import tarfile
-from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
-import numpy as np
 from PIL import Image
 
 from proxygml.data import ImageList, open_image
 from proxygml.data.folder import SUFFIXES
 from proxygml.data.names import Names
-from proxygml.data.splits import split_classes, split_images
+from proxygml.data.splits import split_by_class
 from proxygml.files import atomic_write, cache_folder, one_line, parse_json, require_file
 
 MAX_LABEL_BYTES = 2**16
-LISTING_VERSION = 1  # of the files in the cache
 
 
-def load(root: str | Path, *, test_fraction: float = 0.5, seed: int = 0) -> tuple[ImageList, ImageList]:
+class Listed(NamedTuple):
+    """An image in a tar file: name and place of its bytes, and its class."""
+
+    name: str
+    offset: int
+    size: int
+    label: str
+
+
+def load(root: str | Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageList]:
     """Training and test images from the tar files in the folder `root`, or from a single tar file.
 
     `split_classes` selects `test_fraction` of the classes for testing.
@@ -40,52 +47,33 @@ def load(root: str | Path, *, test_fraction: float = 0.5, seed: int = 0) -> tupl
     folder, files = (root, sorted(root.glob("*.tar"))) if root.is_dir() else (root.parent, [root])
     if not files or not files[0].is_file() or files[0].suffix != ".tar":
         raise FileNotFoundError(f"no tar files in {root}: expected file names that end in .tar")
-    paths = Names()
-    classes: list[str] = []
+    paths, classes = Names(), []
     interned: dict[str, str] = {}  # one object per class name, to save memory
     for file in files:
-        file_paths, labels, names = list_images(file)
-        paths.extend(file_paths)
-        class_names = [interned.setdefault(name, name) for name in names]
-        classes += [class_names[label] for label in labels.tolist()]
+        for name, offset, size, label in list_images(file):
+            paths.append(f"{file.name}/{name}@{offset}+{size}")
+            classes.append(interned.setdefault(label, label))
     if not classes:
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(SUFFIXES)}")
-    test_classes = split_classes(interned, test_fraction=test_fraction, seed=seed)
-    train, test = split_images(
-        paths, classes, [name in test_classes for name in classes], root=folder, no_test=test_fraction == 0
-    )
+    train, test = split_by_class(paths, classes, test_fraction, root=folder)
     return replace(train, open_file=open_member), replace(test, open_file=open_member)
 
 
-def list_images(file: Path) -> tuple[Names, np.ndarray, Names]:
-    """Paths and labels (M,) of the images in a tar file, and the class names.
+def list_images(file: Path) -> list[Listed]:
+    """Every image in a tar file.
 
     From the user's cache if the file has the same size and time as when it was listed.
     """
     status = require_file(file).stat()
-    key = f"{LISTING_VERSION}\n{file.absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
-    cached = cache_folder() / "tar" / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.npz"
-    with suppress(Exception):  # a missing or damaged file is written again
-        return _read_listing(cached)
-    paths, labels = Names(), array("q")
-    label_of: dict[str, int] = {}
-    for name, offset, size, label in _samples(file):
-        paths.append(f"{file.name}/{name}@{offset}+{size}")
-        labels.append(label_of.setdefault(label, len(label_of)))
-    listing = paths, np.frombuffer(labels, dtype=np.int64), Names(label_of)
+    key = f"{file.absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
+    name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    cached = cache_folder() / "tar" / f"{name}.json"
+    with suppress(OSError, ValueError):  # a missing or damaged file is written again
+        return [Listed(*row) for row in json.loads(cached.read_bytes())]
+    listed = list(_samples(file))
     with suppress(OSError), atomic_write(cached) as draft:  # an unwritable cache only costs time
-        (text, ends), (name_text, name_ends) = listing[0].to_arrays(), listing[2].to_arrays()
-        np.savez(draft, paths=text, ends=ends, labels=listing[1], names=name_text, name_ends=name_ends)
-    return listing
-
-
-def _read_listing(file: Path) -> tuple[Names, np.ndarray, Names]:
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
-        paths, labels = Names.from_arrays(stored["paths"], stored["ends"]), stored["labels"]
-        names = Names.from_arrays(stored["names"], stored["name_ends"])
-    if labels.shape != (len(paths),) or (len(labels) and not 0 <= labels.min() <= labels.max() < len(names)):
-        raise ValueError(f"expected a label for each of {len(paths)} images in {file}, got {labels.shape}")
-    return paths, labels, names
+        draft.write_text(json.dumps(listed))
+    return listed
 
 
 def open_member(path: Path) -> Image.Image:
@@ -105,8 +93,7 @@ def open_member(path: Path) -> Image.Image:
     return open_image(io.BytesIO(contents))
 
 
-def _samples(file: Path) -> Iterator[tuple[str, int, int, str]]:
-    """Name, offset, size and class of every image in a tar file."""
+def _samples(file: Path) -> Iterator[Listed]:
     with file.open("rb") as opened:  # outside the try: an OSError of the file itself stays one
         try:
             with tarfile.open(fileobj=opened, mode="r:") as archive:
@@ -129,7 +116,7 @@ def _members(archive: tarfile.TarFile, file: BinaryIO) -> Iterator[tarfile.TarIn
         yield member
 
 
-def _sample(key: str, members: Iterator[tarfile.TarInfo], file: BinaryIO) -> Iterator[tuple[str, int, int, str]]:
+def _sample(key: str, members: Iterator[tarfile.TarInfo], file: BinaryIO) -> Iterator[Listed]:
     """The image among consecutive members with the same key, if there is one."""
     image = label = None
     for member in members:
@@ -141,7 +128,7 @@ def _sample(key: str, members: Iterator[tarfile.TarInfo], file: BinaryIO) -> Ite
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for a class")
             label = _label(os.pread(file.fileno(), member.size, member.offset_data), suffix, member.name)
     if image is not None and label is not None:
-        yield *image, label
+        yield Listed(*image, label)
     elif image is not None or label is not None:
         lacks = "an image" if image is None else "a class (.cls or .json)"
         raise ValueError(f"{key} lacks {lacks}: expected both, one after the other")

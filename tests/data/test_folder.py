@@ -42,13 +42,6 @@ def test_test_fraction(tmp_path):
         assert len(train) + len(test) == 20
 
 
-def test_seed_decides_the_split(tmp_path):
-    for number in range(20):
-        write_image(tmp_path / f"class{number}" / "a.png")
-    assert folder.load(tmp_path)[1].class_names == folder.load(tmp_path)[1].class_names
-    assert folder.load(tmp_path)[1].class_names != folder.load(tmp_path, seed=1)[1].class_names
-
-
 def test_images_are_sorted(tree):
     for images in folder.load(tree):
         assert images.paths == sorted(images.paths, key=lambda path: path.rsplit("/", 1))

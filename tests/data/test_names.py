@@ -51,29 +51,3 @@ def test_memory_of_a_long_table(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert sum(map(len, both)) == lines
     assert taken / lines < 12 + 8 + 8 + 12  # characters, end, label and a margin
-
-
-def test_extend_and_arrays() -> None:
-    first, second = Names(["a", "", "caf\u00e9"]), Names(["no text: \udcff", "z"])
-    joined = Names()
-    for names in (first, second, Names()):
-        joined.extend(names)
-    assert list(joined) == [*first, *second]
-    assert Names.from_arrays(*joined.to_arrays()) == joined
-    assert list(Names.from_arrays(*Names().to_arrays())) == []
-
-
-@pytest.mark.parametrize(
-    ("block", "ends"),
-    [
-        (np.zeros(3, np.uint8), np.array([2])),
-        (np.zeros(3, np.uint8), np.array([4])),
-        (np.zeros(3, np.uint8), np.array([2, 1, 3])),
-        (np.zeros(3, np.uint8), np.array([-1, 3])),
-        (np.zeros(3, np.uint8), np.array([3.0])),
-        (np.zeros(3, np.uint8), np.empty(0, np.int64)),
-    ],
-)
-def test_invalid_arrays(block: np.ndarray, ends: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        Names.from_arrays(block, ends)
