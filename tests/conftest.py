@@ -15,8 +15,9 @@ from proxygml.training.recipe import Recipe
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nothing that a test draws goes to the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
+    """Nothing that a test draws goes to the user's cache; the workers of pytest-xdist share what they draw."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent / "cache" if "PYTEST_XDIST_WORKER" in os.environ else folder / "cache"
     os.environ["PROXYGML_CACHE"] = str(folder)
     return folder
 

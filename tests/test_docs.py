@@ -5,8 +5,9 @@ import importlib.util
 import inspect
 import json
 import re
-import subprocess
+import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,9 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[f"{p.name}-{n}" for n, (p, _) in enumerate(BLOCKS)])
-def test_code_block_runs(page: Path, code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_code_block_runs(
+    page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     folder = tmp_path
     if page.name == "export.md":
         (folder / "small").symlink_to(request.getfixturevalue("exported_folder"))
@@ -53,8 +56,9 @@ def test_code_block_runs(page: Path, code: str, tmp_path: Path, request: pytest.
     if page.name == "features.md":
         rng = np.random.default_rng(0)
         np.savez(folder / "features.npz", vectors=rng.normal(size=(240, 16)), labels=np.arange(240) % 12)
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
 
 
 def test_features_block_prints_the_scores_of_the_table(
@@ -82,18 +86,23 @@ LIBRARIES = {  # optional libraries that examples need
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_example_runs(script: Path, tmp_path: Path) -> None:
+def test_example_runs(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     library = LIBRARIES.get(script.name)
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed, see docs/libraries.md")
-    command = [sys.executable, script, *SMALL.get(script.name, ())]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script), *SMALL.get(script.name, ())])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # of other libraries
+        runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed
     if script.name.startswith("with_"):
-        lines = "".join(line for line in result.stdout.splitlines() if line.startswith("Recall@1"))
+        lines = "".join(line for line in printed.splitlines() if line.startswith("Recall@1"))
         before, after = (float(number) for number in re.findall(r"\d\.\d\d", lines))
-        assert after > before + 0.2, f"{script.name} did not learn: {result.stdout}"
+        assert after > before + 0.2, f"{script.name} did not learn: {printed}"
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ NAMES = ("a/photo.jpg", "b/turned.jpg", "c/photo.png", "d/deep.png")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A large JPEG, one turned by its EXIF orientation, and PNGs of 8 and 16 bits, with detail that resizing loses."""
     folder = tmp_path_factory.mktemp("photos")
-    noise = np.random.default_rng(0).integers(-60, 60, (1501, 2003, 1))
-    detailed = Image.fromarray((np.asarray(gradient(2003, 1501)) + noise).clip(0, 255).astype(np.uint8))
+    noise = np.random.default_rng(0).integers(-60, 60, (751, 1003, 1))
+    detailed = Image.fromarray((np.asarray(gradient(1003, 751)) + noise).clip(0, 255).astype(np.uint8))
     turned = Image.Exif()
     turned[0x0112] = 6
     deep = Image.fromarray(np.asarray(detailed.convert("L")).astype(np.uint16) * 200)
