@@ -79,40 +79,38 @@ def paper(
         return
     if name is None:
         for known in paper.EXPERIMENTS:
-            module = paper.find(known)
-            title = f"{module.IN_THE_PAPER}: {str(module.__doc__).splitlines()[0]}"
-            output.print(f"{known:14s}{title}", highlight=False, markup=False)
+            about = paper.find(known)
+            output.print(f"{known:14s}{about.in_the_paper}: {about.title}", highlight=False, markup=False)
         return
     results = results or Path("runs/quick" if quick else "results")
     work = work or Path("runs/quick" if quick else "runs/paper")
-    how = Executor(executor, jobs, precision, workers)
+    where = Executor(executor, jobs, precision, workers)
     if name == QUEUE:
-        _queue(data, results, work, how, runs=runs, quick=quick, plan=plan)
+        _queue(data, results, work, where, runs=runs, quick=quick, plan=plan)
         return
-    module = paper.find(name)
+    about = paper.find(name)
     if not render:
-        count = getattr(module, "SEEDS", 3) if seeds is None else seeds
         with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
             running.run_experiment(
                 name,
                 dataset,
                 None if data is None else str(data),
-                seeds=range(1 if quick else count),
+                seeds=range(1 if quick else seeds or about.seeds),
                 only=only,
                 protocol=protocol,
                 quick=quick,
                 results=results,
                 work=work,
-                executor=how,
+                executor=where,
                 progress=progress,
             )
-    table, remarks = rendering.render(name, dataset, protocol, results, quick=quick)
+    section = rendering.Section(name, dataset, protocol, results, quick)
+    table, remarks = section.render()
     show_table(table.columns, table.rows)
     for remark in remarks:
         output.print(remark, highlight=False, markup=False)
-    path = rendering.protocol_file(results, name, dataset, protocol)
     for ending in (".png", ".svg", ".md", ".csv", ".tex"):
-        output.print(f"  {path.with_suffix(ending)}", highlight=False, markup=False)
+        output.print(f"  {section.path.with_suffix(ending)}", highlight=False, markup=False)
 
 
 def _queue(

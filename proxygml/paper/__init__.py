@@ -1,20 +1,12 @@
-"""Every table and figure of the paper, by name: `proxygml paper NAME`.
-
-An experiment is a module. Its docstring describes it, and IN_THE_PAPER names the table or figure. Functions:
-- `rows(base)`: the recipe of each row or point
-- `table(results, dataset)`, `draw(results, figure)`: table and figure
-- `claims(results, dataset)`: the paper's claims, each with a verdict
-- `measure(recipe, folder)`, optional: measures something other than scores, one run at a time
-
-Optional constants: EVERY_EPOCH (test scores after every epoch), SECONDS (compares times), PAIRS (a claim needs only two
-rows), SEEDS (default 3), PAPER_ROWS (rows of the queue; default all), VARIANTS (rows that the fair protocol leaves out,
-because it searches the setting they differ in).
-"""
+"""Every table and figure of the paper, by name: `proxygml paper NAME`."""
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from proxygml.files import unknown_name
+
+if TYPE_CHECKING:
+    from proxygml.paper.experiment import Experiment
 
 EXPERIMENTS = {
     "modules": "modules",
@@ -31,8 +23,8 @@ EXPERIMENTS = {
 }
 
 
-def find(name: str) -> ModuleType:
-    """The module of an experiment; an unknown name is an error that lists the known ones."""
+def find(name: str) -> "Experiment":
+    """The experiment of this name; an unknown name is an error that lists the known ones."""
     if name not in EXPERIMENTS:
         raise unknown_name("an experiment", name, EXPERIMENTS)
-    return importlib.import_module(f"proxygml.paper.{EXPERIMENTS[name]}")
+    return importlib.import_module(f"proxygml.paper.{EXPERIMENTS[name]}").EXPERIMENT

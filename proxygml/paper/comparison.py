@@ -5,12 +5,12 @@ from matplotlib.figure import Figure
 from proxygml import losses
 from proxygml.paper import methods
 from proxygml.paper.drawing import draw_ranges, starred
-from proxygml.paper.results import Claims, Results
+from proxygml.paper.experiment import Experiment
+from proxygml.paper.results import METRICS, Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "Table 2"
-OURS = {"proxygml, 64": 64, "proxygml, 384": 384, "proxygml": 512}
+OURS = ("proxygml, 64", "proxygml, 384", "proxygml")
 VARIANTS: dict[str, dict[str, object]] = {  # the same loss with more links, at 512
     "proxygml, r = 1": {"ratio": 1.0},
     "proxygml, r from 1 to 0.05": {"ratio": 0.05, "start_ratio": 1.0},  # ours, not the paper's
@@ -30,8 +30,6 @@ QUOTED = {  # by the paper, mostly from other papers: dimension, then NMI, R@1, 
     "proxygml, 384": (384, "68.4 65.2 76.4 84.3", "70.9 84.5 90.4 94.5", "90.1 77.9 90.0 96.0"),
     "proxygml": (512, "69.8 66.6 77.6 86.4", "72.4 85.5 91.8 95.3", "90.2 78.0 90.6 96.2"),
 }
-PAPER_ROWS = (*QUOTED, *VARIANTS, "proxy-anchor")  # of Table 2, of the supplement, and ours with more links
-PAIRS = True  # the claims compare pairs of rows
 PAPERS_DATASETS = ("cub", "cars", "sop")
 COMPARABLE = dict.fromkeys(("sop", "omniglot-sop"), ("softtriple", "ms"))  # the paper claims no lead over these
 
@@ -43,8 +41,7 @@ def alike(base: Recipe, loss: str) -> Recipe:
     """
     if loss == "proxygml":
         return base.changed({"loss": loss})
-    own_rate = {"proxy_learning_rate": None} if base.proxy_learning_rate is None else {}
-    return base.changed({"loss": loss, "warmup": (), **methods.FAIR.get(loss, {}), **own_rate})
+    return base.changed(methods.fair(loss, own_rate=base.proxy_learning_rate is None))
 
 
 def every_method(base: Recipe) -> dict[str, Recipe]:
@@ -54,14 +51,12 @@ def every_method(base: Recipe) -> dict[str, Recipe]:
 
 def rows(base: Recipe) -> dict[str, Recipe]:
     """Every loss at the dimension that the paper quotes for it, others at 512; ProxyGML at 64, 384 and 512."""
-
-    def at(recipe: Recipe, dimension: int) -> Recipe:
-        return recipe.changed({"embedding_dim": max(3, dimension * base.embedding_dim // 512)})
-
-    rivals = {name: recipe for name, recipe in every_method(base).items() if name != "proxygml"}
-    others = {name: at(recipe, dimension_of(name)) for name, recipe in rivals.items()}
-    ours = {name: at(alike(base, "proxygml"), dimension) for name, dimension in OURS.items()}
-    return others | ours | variants(base)
+    recipes = {name: recipe for name, recipe in every_method(base).items() if name != "proxygml"}
+    recipes |= dict.fromkeys(OURS, alike(base, "proxygml"))
+    return {
+        name: recipe.changed({"embedding_dim": max(3, dimension_of(name) * base.embedding_dim // 512)})
+        for name, recipe in recipes.items()
+    } | variants(base)
 
 
 def variants(base: Recipe) -> dict[str, Recipe]:
@@ -75,7 +70,7 @@ def dimension_of(name: str) -> int:
 
 def matched(name: str) -> str:
     """The row of ProxyGML with the dimension of a method."""
-    return next(ours for ours, dimension in OURS.items() if dimension == dimension_of(name))
+    return next(ours for ours in OURS if dimension_of(ours) == dimension_of(name))
 
 
 def table(results: Results, dataset: str) -> Table:
@@ -88,11 +83,10 @@ def table(results: Results, dataset: str) -> Table:
         quoted = [f"quoted: {name} R@1" for name in ("CUB", "Cars196", "SOP")]
     rows = []
     for row in results.rows:
-        dimension, *figures = QUOTED.get(row, (None, *["- - - -"] * 3))
+        dimension, *figures = QUOTED.get(row, ("-", *["- - - -"] * 3))
         columns = [str(figure).split() for figure in figures]
         theirs = columns[PAPERS_DATASETS.index(dataset)] if dataset in PAPERS_DATASETS else [one[1] for one in columns]
-        ours = [str(results.range(row, metric)) for metric in ("nmi", *metrics)]
-        rows.append((starred(row), *ours, *theirs, "-" if dimension is None else str(dimension)))
+        rows.append((starred(row), *results.cells(row, "nmi", *metrics), *theirs, str(dimension)))
     return Table(("method", *here, *quoted, "quoted: D"), tuple(rows))
 
 
@@ -105,17 +99,26 @@ def draw(results: Results, figure: Figure) -> None:
 def claims(results: Results, dataset: str) -> Claims:
     others = [name for name in (*QUOTED, "proxy-anchor") if name not in OURS and name in results.rows]
     comparable = [name for name in COMPARABLE.get(dataset, ()) if name in others]
-    better = {
-        f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions": results.verdicts(
-            matched(name), name
-        )
-        for name in others
-        if name not in comparable
-    }
+    better = {}
+    for name in [name for name in others if name not in comparable]:
+        claim = f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions"
+        better[claim] = results.verdicts(matched(name), name)
     return better | {
         f"ProxyGML is comparable to {starred(name)}": {
-            column: f"difference {results.difference('proxygml', name, metric)}"
-            for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
+            column: f"difference {results.difference('proxygml', name, metric)}" for column, metric in METRICS.items()
         }
         for name in comparable
     }
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="Table 2",
+    rows=rows,
+    table=table,
+    draw=draw,
+    claims=claims,
+    partial_claims=True,
+    paper_rows=(*QUOTED, *VARIANTS, "proxy-anchor"),  # of Table 2, of the supplement, and ours with more links
+    variants=tuple(VARIANTS),
+)

@@ -6,20 +6,12 @@ from matplotlib.figure import Figure
 
 from proxygml.paper.comparison import alike, variants
 from proxygml.paper.drawing import starred
+from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
-from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "Figure 1"
 METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
-EVERY_EPOCH = True
-SECONDS = True
-PAIRS = True
 NEARLY = 0.95  # fraction of a run's highest Recall@1
-
-
-def rows(base: Recipe) -> dict[str, Recipe]:
-    return {name: alike(base, name) for name in METHODS} | variants(base)
 
 
 def time_to_converge(run: dict) -> dict:
@@ -66,3 +58,16 @@ def claims(results: Results, dataset: str) -> Claims:
         }
         for name in others
     } | {f"ProxyGML ends higher than {name}": results.verdicts("proxygml", name) for name in others}
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="Figure 1",
+    rows=lambda base: {name: alike(base, name) for name in METHODS} | variants(base),
+    table=table,
+    draw=draw,
+    claims=claims,
+    every_epoch=True,
+    compares_times=True,
+    partial_claims=True,
+)

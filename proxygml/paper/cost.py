@@ -11,19 +11,13 @@ from matplotlib.figure import Figure
 from proxygml.paper.comparison import every_method
 from proxygml.paper.convergence import time_to_converge
 from proxygml.paper.drawing import draw_ranges, starred
+from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Range, Results
 from proxygml.paper.running import summary
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 from proxygml.training.trainer import train
 
-IN_THE_PAPER = "supplement, Table 1"
-REMARK = (
-    "All methods use the same batch size and nothing else runs. Times to converge are of these runs, "
-    "those in the section convergence of other runs."
-)
-EVERY_EPOCH = True
-SECONDS = True
 MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
 PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
     "semihard": (0.48, 1.01, 4.90),
@@ -33,11 +27,6 @@ PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
     "ms": (0.75, 0.88, 3.52),
     "proxygml": (0.23, 0.81, 2.18),
 }
-PAPER_ROWS = tuple(PAPER)
-
-
-def rows(base: Recipe) -> dict[str, Recipe]:
-    return every_method(base)
 
 
 def measure(recipe: Recipe, folder: Path) -> dict:
@@ -65,12 +54,11 @@ def _ratio(results: Results, name: str, key: str) -> Range:
 def table(results: Results, dataset: str) -> Table:
     rows = []
     for name, runs in results.rows.items():
-        cells = [f"{1000 * statistics.median(run['step_seconds'] for run in runs):.1f}"]
-        for key in MEASURED:
-            cells.append(f"{_ratio(results, name, key):.2f}")
+        milliseconds = 1000 * statistics.median(run["step_seconds"] for run in runs)
+        ratios = [f"{_ratio(results, name, key):.2f}" for key in MEASURED]
         pairs = zip(PAPER.get(name, ()), PAPER["proxygml"], strict=False)
         theirs = [f"{one / ours:.2f}" for one, ours in pairs] or ["-"] * 3
-        rows.append((starred(name), *cells, *theirs))
+        rows.append((starred(name), f"{milliseconds:.1f}", *ratios, *theirs))
     columns = [f"{what}, ratio to ProxyGML" for what in MEASURED.values()]
     return Table(("method", "ms a step", *columns, *(f"paper: {what}" for what in MEASURED.values())), tuple(rows))
 
@@ -95,3 +83,19 @@ def claims(results: Results, dataset: str) -> Claims:
         if name != "proxygml" and name in results.rows
         for (key, what), theirs, ours in zip(MEASURED.items(), PAPER[name], PAPER["proxygml"], strict=True)
     }
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="supplement, Table 1",
+    remark="All methods use the same batch size and nothing else runs. Times to converge are of these runs, "
+    "those in the section convergence of other runs.",
+    rows=every_method,
+    table=table,
+    draw=draw,
+    claims=claims,
+    measure=measure,
+    every_epoch=True,
+    compares_times=True,
+    paper_rows=tuple(PAPER),
+)

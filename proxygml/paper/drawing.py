@@ -1,12 +1,13 @@
 """Figures and tables that several experiments share."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from proxygml import losses
-from proxygml.paper.results import Range, Results
+from proxygml.paper.results import METRICS, Range, Results
 from proxygml.paper.tables import Table
 
 
@@ -20,23 +21,20 @@ def draw_ranges(axis: Axes, ranges: Mapping[str, Range], label: str) -> None:
     axis.set(xlabel=label)
 
 
+def draw_recall(results: Results, figure: Figure) -> None:
+    """Recall@1 of every row."""
+    draw_ranges(figure.subplots(), {name: results.range(name, "recall@1") for name in results.rows}, "Recall@1, %")
+
+
 def draw_series(
-    axis: Axes, results: Results, series: Iterable[tuple[str, Mapping[int, str] | Mapping[float, str]]], xlabel: str
+    axis: Axes, results: Results, series: Mapping[str, Mapping[int, str] | Mapping[float, str]], xlabel: str
 ) -> None:
     """Recall@1 with intervals against the number that rows differ in; a line for each series."""
-    series = list(series)
-    for name, rows in series:
-        there = {number: row for number, row in rows.items() if row in results.rows}
-        ranges = [results.range(row, "recall@1") for row in there.values()]
-        axis.errorbar(
-            list(there),
-            [r.mean for r in ranges],
-            yerr=list(map(_half_width, ranges)),
-            marker="o",
-            capsize=3,
-            label=name,
-        )
-    numbers = sorted({number for _, rows in series for number in rows})
+    for name, rows in series.items():
+        ranges = {number: results.range(row, "recall@1") for number, row in rows.items() if row in results.rows}
+        means, widths = [one.mean for one in ranges.values()], [_half_width(one) for one in ranges.values()]
+        axis.errorbar(list(ranges), means, yerr=widths, marker="o", capsize=3, label=name)
+    numbers = sorted({number for rows in series.values() for number in rows})
     axis.set_xticks(numbers, [f"{number:g}" for number in numbers])
     axis.grid(alpha=0.3)
     axis.set(xlabel=xlabel, ylabel="Recall@1, %")
@@ -46,8 +44,7 @@ def draw_series(
 
 def scores_table(results: Results, what: str) -> Table:
     """Recall@1 and NMI of every row with intervals; `what` names the first column."""
-    rows = [(row, *(str(results.range(row, metric)) for metric in ("recall@1", "nmi"))) for row in results.rows]
-    return Table((what, "R@1", "NMI"), tuple(rows))
+    return Table((what, *METRICS), tuple((row, *results.cells(row, *METRICS.values())) for row in results.rows))
 
 
 def starred(name: str) -> str:

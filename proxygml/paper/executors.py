@@ -149,11 +149,12 @@ def attempt(measure: Measure, recipe: Recipe, folder: Path, threads: int, here: 
     if here is not None:
         os.chdir(here)
     torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # the loss warns of the settings of some rows
-    try:
-        return measure(recipe, folder) | {"machine": machine()}
-    except (ValueError, OSError) as error:
-        return {"failed": str(error)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the loss warns of the settings of some rows
+        try:
+            return measure(recipe, folder) | {"machine": machine()}
+        except (ValueError, OSError) as error:
+            return {"failed": str(error)}
 
 
 def _new_pool(jobs: int, *, alone: bool) -> ProcessPoolExecutor:

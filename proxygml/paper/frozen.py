@@ -1,13 +1,10 @@
 """The pretrained network without training, and with a head trained on its features by the paper's recipe."""
 
-from matplotlib.figure import Figure
-
-from proxygml.paper.drawing import draw_ranges, scores_table
-from proxygml.paper.results import Claims, Results
-from proxygml.paper.tables import Table
+from proxygml.paper.drawing import draw_recall, scores_table
+from proxygml.paper.experiment import Experiment
+from proxygml.paper.results import Results
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "none; the lower bound for every other table"
 HEAD, FROZEN = "head on frozen features", "frozen network"
 PAPER = {  # the paper's full recipe for a head of 512 dimensions on features of a frozen network
     "keep_epoch": "last",
@@ -42,14 +39,10 @@ def references(runs: list[dict]) -> Results:
     return Results.of([*({**run, "row": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
 
 
-def table(results: Results, dataset: str) -> Table:
-    return scores_table(references(results.rows[HEAD]), "not trained, or only a head")
-
-
-def draw(results: Results, figure: Figure) -> None:
-    both = references(results.rows[HEAD])
-    draw_ranges(figure.subplots(), {name: both.range(name, "recall@1") for name in both.rows}, "Recall@1, %")
-
-
-def claims(results: Results, dataset: str) -> Claims:
-    return {}
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="none; the lower bound for every other table",
+    rows=rows,
+    table=lambda results, dataset: scores_table(references(results.rows[HEAD]), "not trained, or only a head"),
+    draw=lambda results, figure: draw_recall(references(results.rows[HEAD]), figure),
+)

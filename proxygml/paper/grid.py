@@ -3,19 +3,13 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from proxygml.paper.experiment import Experiment
 from proxygml.paper.proxies import best_of, combinations, named
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
-from proxygml.training.recipe import Recipe
 
-REMARK = "If r C N is below N, all links go to proxies of the sample's class, whatever r is: these cells are equal."
-IN_THE_PAPER = "supplement, Figure 1"
 NUMBERS = (1, 4, 8, 12, 16)
 RATIOS = (0.01, 0.05, 0.1, 0.5, 1.0)
-
-
-def rows(base: Recipe) -> dict[str, Recipe]:
-    return combinations(base, NUMBERS, RATIOS)
 
 
 def table(results: Results, dataset: str) -> Table:
@@ -45,3 +39,14 @@ def claims(results: Results, dataset: str) -> Claims:
         "r = 0.01 is worse than r = 0.05 at N = 12": results.verdicts(full, named(12, 0.01)),
         "N = 1 with all linked is worse than N = 12 with r = 0.05": results.verdicts(full, named(1, 1.0)),
     }
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="supplement, Figure 1",
+    remark="If r C N is below N, all links go to proxies of the sample's class, whatever r is: these cells are equal.",
+    rows=lambda base: combinations(base, NUMBERS, RATIOS),
+    table=table,
+    draw=draw,
+    claims=claims,
+)

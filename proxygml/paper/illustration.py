@@ -17,20 +17,15 @@ from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
 from proxygml.losses.proxygml.chunked import link
 from proxygml.losses.proxygml.module import ProxyGMLLoss
+from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training import build, trainer
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "Figures 2 and 3"
-HEIGHT = 7.0  # of the figure, in inches
 SHOWN = 10  # classes of the subgraph that are drawn, those with the highest scores
 SAMPLE = 0  # the first training image
 OWN, OTHER = "#1a9850", "#d73027"  # colors
-
-
-def rows(base: Recipe) -> dict[str, Recipe]:
-    return {"proxygml": base.changed({"tested_epochs": (), "held_out": 0.0, "test": False})}
 
 
 def measure(recipe: Recipe, folder: Path) -> dict:
@@ -170,3 +165,15 @@ def claims(results: Results, dataset: str) -> Claims:
             "mean angle": judged(own=False)
         },
     }
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="Figures 2 and 3",
+    rows=lambda base: {"proxygml": base.changed({"tested_epochs": (), "held_out": 0.0, "test": False})},
+    table=table,
+    draw=draw,
+    claims=claims,
+    measure=measure,
+    height=7.0,
+)

@@ -2,14 +2,14 @@
 
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from proxygml.paper.executors import Executor, Measure
 from proxygml.paper.results import without_paths
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Run, provenance
+from proxygml.training.run import Progress, Run, provenance
 
 
 def finished(
@@ -18,7 +18,8 @@ def finished(
     *,
     work: Path,
     executor: Executor,
-    progress: Callable[[int, str], None],
+    progress: Progress,
+    activity: str = "training",
     alone: bool = False,
 ) -> Generator[tuple[str, dict], None, None]:
     """The result of `measure(recipe, work / name)` for each recipe, by name, as soon as it is known.
@@ -31,7 +32,7 @@ def finished(
             build.load_images(recipe)  # data that no run can read is reported once, before the first run
     made_by = provenance() | executor.to_json()
     made_by["command"] = without_paths(str(made_by["command"]))
-    epochs_done = 0
+    total, epochs_done = sum(recipe.epochs for recipe in recipes.values()), 0
     failed: list[str] = []
     with executor.start(measure, recipes, work, alone=alone) as (tasks, lost):
         waiting = dict(tasks)
@@ -52,6 +53,7 @@ def finished(
                 yield name, outcome | {"made_by": made_by | on}
                 shutil.rmtree(work / name, ignore_errors=True)
             under_way = sum(len(Run(work / name).log) for name in waiting)
-            progress(epochs_done + under_way, f"{len(recipes) - len(waiting)} of {len(recipes)} runs")
+            ended = f"{len(recipes) - len(waiting)} of {len(recipes)} runs"
+            progress(activity, epochs_done + under_way, total, ended)
     if failed:
         raise ValueError(f"{len(failed)} of {len(recipes)} runs failed, first {failed[0]}")

@@ -3,11 +3,10 @@
 from matplotlib.figure import Figure
 
 from proxygml.paper.drawing import draw_series, scores_table
-from proxygml.paper.results import Claims, Range, Results, judge, range_of
-from proxygml.paper.tables import Table
+from proxygml.paper.experiment import Experiment
+from proxygml.paper.results import METRICS, Claims, Range, Results, judge, range_of
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "Figure 4"
 NUMBERS = (1, 4, 8, 12, 16, 20)
 RATIOS = (0.05, 0.5, 1.0)
 
@@ -26,16 +25,8 @@ def combinations(base: Recipe, numbers: tuple[int, ...], ratios: tuple[float, ..
     }
 
 
-def rows(base: Recipe) -> dict[str, Recipe]:
-    return combinations(base, NUMBERS, RATIOS)
-
-
-def table(results: Results, dataset: str) -> Table:
-    return scores_table(results, "proxies of a class, ratio linked")
-
-
 def draw(results: Results, figure: Figure) -> None:
-    series = [(f"r = {ratio:g}", {number: named(number, ratio) for number in NUMBERS}) for ratio in RATIOS]
+    series = {f"r = {ratio:g}": {number: named(number, ratio) for number in NUMBERS} for ratio in RATIOS}
     draw_series(figure.subplots(), results, series, "proxies of a class, N")
 
 
@@ -43,16 +34,15 @@ def claims(results: Results, dataset: str) -> Claims:
     compared = {}
     for ratio in RATIOS:
         twelve = named(12, ratio)
-        of_numbers = [named(number, ratio) for number in NUMBERS]
         compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = results.verdicts(twelve, named(1, ratio))
         compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = results.verdicts(twelve, named(20, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is best"] = best_of(results, twelve, of_numbers)
+        best = best_of(results, twelve, [named(number, ratio) for number in NUMBERS])
+        compared[f"at r = {ratio:g}, N = 12 is best"] = best
     for ratio in RATIOS[1:]:
         claim = f"at N = 12, r = 0.05 is better than r = {ratio:g}"
         compared[claim] = results.verdicts(named(12, 0.05), named(12, ratio))
-        compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = {
-            column: judge(_steadier(results, ratio, metric)) for column, metric in (("R@1", "recall@1"), ("NMI", "nmi"))
-        }
+        stability = {column: judge(_steadier(results, ratio, metric)) for column, metric in METRICS.items()}
+        compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = stability
     return compared
 
 
@@ -65,7 +55,17 @@ def _steadier(results: Results, ratio: float, metric: str) -> Range:
 def best_of(results: Results, row: str, others: list[str]) -> dict[str, str]:
     """Whether a row has the highest mean of these rows, by both measures."""
     verdicts = {}
-    for column, metric in (("R@1", "recall@1"), ("NMI", "nmi")):
+    for column, metric in METRICS.items():
         best = max(others, key=lambda other: results.range(other, metric).mean)
         verdicts[column] = "holds (highest mean)" if best == row else f"{best} is: {results.verdict(row, best, metric)}"
     return verdicts
+
+
+EXPERIMENT = Experiment(
+    title=__doc__,
+    in_the_paper="Figure 4",
+    rows=lambda base: combinations(base, NUMBERS, RATIOS),
+    table=lambda results, dataset: scores_table(results, "proxies of a class, ratio linked"),
+    draw=draw,
+    claims=claims,
+)

@@ -1,14 +1,12 @@
 """ProxyGML beside Proxy-Anchor, in small and large batches, with and without Proxy-Anchor's three skills."""
 
-from matplotlib.figure import Figure
-
 from proxygml.paper.comparison import alike
-from proxygml.paper.drawing import draw_ranges
+from proxygml.paper.drawing import draw_recall
+from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 
-IN_THE_PAPER = "supplement, Table 2"
 SKILLS = {"pooling": "average+max", "warmup": (0,), "optimizer": "adamw"}
 ROWS = {  # loss, batch, skills; Recall@1 of the paper on CUB, Cars196, SOP
     "ProxyGML, 32": ("proxygml", 32, False, "66.6 85.5 78.0"),
@@ -30,18 +28,16 @@ def rows(base: Recipe) -> dict[str, Recipe]:
 
 
 def table(results: Results, dataset: str) -> Table:
-    rows = [
-        (name, *(str(results.range(name, metric)) for metric in ("recall@1", "nmi")), *ROWS[name][3].split())
-        for name in results.rows
-    ]
+    rows = [(name, *results.cells(name, "recall@1", "nmi"), *ROWS[name][3].split()) for name in results.rows]
     columns = ("method, batch", "R@1", "NMI", "paper: CUB R@1", "paper: Cars196 R@1", "paper: SOP R@1")
     return Table(columns, (*rows, QUOTED))
 
 
-def draw(results: Results, figure: Figure) -> None:
-    draw_ranges(figure.subplots(), {name: results.range(name, "recall@1") for name in results.rows}, "Recall@1, %")
-
-
 def claims(results: Results, dataset: str) -> Claims:
-    others = [name for name, (*_, figures) in ROWS.items() if name.startswith("Proxy-Anchor") and figures != "- - -"]
+    others = [name for name, (loss, *_, figures) in ROWS.items() if loss == "proxy-anchor" and figures != "- - -"]
     return {f"ProxyGML, 32, is better than {name}": results.verdicts("ProxyGML, 32", name) for name in others}
+
+
+EXPERIMENT = Experiment(
+    title=__doc__, in_the_paper="supplement, Table 2", rows=rows, table=table, draw=draw_recall, claims=claims
+)

@@ -11,7 +11,7 @@ from proxygml.files import locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor
 from proxygml.paper.results import fingerprint, known_runs
-from proxygml.paper.running import Job, jobs_of, paper_protocol_rows, paper_rows, run_missing, split_missing
+from proxygml.paper.running import Job, jobs_of, run_missing, split_missing
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Progress
@@ -37,7 +37,6 @@ TIERS: tuple[tuple[tuple[str, str], ...], ...] = (  # experiment, setting
         *(("cost", setting) for setting in ("cars-head", "cub-head", "omniglot-sop")),
     ),
 )
-SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
     """The queue in order. A run that several experiments share is missing once, with the most tested epochs of any."""
 
     def key(experiment: str, dataset: str, job: Job) -> tuple[str, ...]:
-        measured = hasattr(find(experiment), "measure")  # not shared with other experiments
+        measured = find(experiment).measure is not None  # not shared with other experiments
         return experiment if measured else "", dataset, fingerprint(job.recipe)
 
     parts = []
@@ -81,8 +80,9 @@ def plan(data: str, results: Path, *, quick: bool = False) -> list[Part]:
 
 
 def _jobs(experiment: str, dataset: str, data: str, quick: bool) -> list[Job]:
-    rows = paper_rows(experiment, paper_protocol_rows(experiment, base_recipe(dataset, data, quick)))
-    return jobs_of(rows, range(1 if quick else getattr(find(experiment), "SEEDS", SEEDS)))
+    about = find(experiment)
+    rows = about.recipes(base_recipe(dataset, data, quick))
+    return jobs_of({name: rows[name] for name in about.of_paper(rows)}, range(1 if quick else about.seeds))
 
 
 def minutes_left(parts: list[Part], results: Path) -> dict[str, float]:
@@ -135,7 +135,7 @@ def run_queue(
                     [job for job in part.jobs if job in jobs or job not in missing],
                     results,
                     work,
-                    executor=replace(executor, jobs=1) if hasattr(find(part.experiment), "measure") else executor,
+                    executor=executor,
                     progress=progress,
                     quick=quick,
                     on_run=lambda run, name=part.name: on_run(name, run),  # type: ignore[misc]

@@ -1,7 +1,8 @@
-"""Tables and figures of an experiment, written beside its runs in results/."""
+"""Tables, claims and figures of the finished runs of an experiment, written beside them in results/."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -9,144 +10,147 @@ from matplotlib.figure import Figure
 from proxygml.files import atomic_write
 from proxygml.paper import find, frozen
 from proxygml.paper.drawing import caveat
-from proxygml.paper.results import Claims, Results, load_runs, matches, results_file
-from proxygml.paper.running import paper_rows, rows_of, rows_to_tune
+from proxygml.paper.experiment import Experiment
+from proxygml.paper.results import METRICS, Claims, Results, load_runs, matches, results_file
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.paper.tables import Table
 from proxygml.paper.tuning import RATES, best, trials_of
+from proxygml.training.recipe import Recipe
 
 PROTOCOLS = {"paper": "", "fair": ", fair protocol"}
-CELLS = {"R@1": "recall@1", "R@2": "recall@2", "R@4": "recall@4", "R@10": "recall@10", "R@100": "recall@100"}
-CELLS["NMI"] = "nmi"
+CELLS = METRICS | {f"R@{n}": f"recall@{n}" for n in (2, 4, 10, 100)}
 
 
-def load_results(experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False) -> Results:
-    """The results of an experiment in results/; without them, an error with the command to run.
+@dataclass(frozen=True)
+class Section:
+    """The finished runs of an experiment on a dataset by a protocol, in a folder of results."""
 
-    Runs of other settings than today's are left out; the fair protocol cannot check this.
-    """
-    path = protocol_file(folder, experiment, dataset, protocol)
-    rows = rows_of(experiment, base_recipe(dataset, "", quick), protocol)
-    runs = [run for run in load_runs(path) if run.get("row") in rows]
-    if protocol == "paper":
-        runs = [run for run in runs if matches(run, rows[run["row"]].changed({"seed": run["seed"]}))]
-    if not runs:
-        make = command(experiment, dataset, protocol) + (" --quick" if quick else "")
-        raise FileNotFoundError(f"no runs of today's settings in {path}: make them with {make}")
-    return Results.of(runs, rows)
+    name: str  # of the experiment
+    dataset: str
+    protocol: str
+    folder: Path
+    quick: bool = False
+
+    @property
+    def path(self) -> Path:
+        """results/NAME/DATASET.json, or DATASET-fair.json."""
+        return results_file(self.folder, self.name, self.dataset + ("-fair" if self.protocol == "fair" else ""))
+
+    @property
+    def command(self) -> str:
+        """The command that makes the runs."""
+        data = "" if SETTINGS[self.dataset].folder is None else " --data ROOT"
+        protocol = " --protocol fair" if self.protocol == "fair" else ""
+        return f"proxygml paper {self.name} --dataset {self.dataset}{data}{protocol}" + " --quick" * self.quick
+
+    @property
+    def experiment(self) -> Experiment:
+        return find(self.name)
+
+    @cached_property
+    def recipes(self) -> dict[str, Recipe]:
+        """The recipe of each row, as it is today."""
+        return self.experiment.recipes(base_recipe(self.dataset, "", self.quick), self.protocol)
+
+    @cached_property
+    def results(self) -> Results:
+        """The finished runs; without any, an error with the command to run.
+
+        Runs of other settings than today's are left out; the fair protocol cannot check this.
+        """
+        recipes = self.recipes
+        runs = [run for run in load_runs(self.path) if run.get("row") in recipes]
+        if self.protocol == "paper":
+            runs = [run for run in runs if matches(run, recipes[run["row"]].changed({"seed": run["seed"]}))]
+        if not runs:
+            raise FileNotFoundError(f"no runs of today's settings in {self.path}: make them with {self.command}")
+        return Results.of(runs, recipes)
+
+    @property
+    def missing(self) -> list[str]:
+        """Rows of the paper that have no run yet."""
+        return [name for name in self.experiment.of_paper(self.recipes) if name not in self.results.rows]
+
+    @property
+    def claims(self) -> Claims:
+        """The paper's claims with verdicts; none while rows that they need are missing."""
+        complete = self.experiment.partial_claims or not self.missing
+        return self.experiment.claims(self.results, self.dataset) if complete else {}
+
+    @property
+    def claims_table(self) -> Table:
+        """A row for every claim, a column for every measure."""
+        measures = dict.fromkeys(measure for verdicts in self.claims.values() for measure in verdicts)
+        rows = [(claim, *(verdicts.get(name, "-") for name in measures)) for claim, verdicts in self.claims.items()]
+        return Table(("the paper says", *measures), tuple(rows))
+
+    @property
+    def table(self) -> Table:
+        """The experiment's table, after rows for the network without training and with a head on its features."""
+        table = self.experiment.table(self.results, self.dataset)
+        if self.name == "frozen" or not any(column in CELLS for column in table.columns):
+            return table
+        references = frozen.references(load_runs(results_file(self.folder, "frozen", self.dataset)))
+        shown = [frozen.FROZEN] if SETTINGS[self.dataset].recipe.feature_crops else [frozen.FROZEN, frozen.HEAD]
+        rows = [
+            (
+                name,
+                *(str(references.range(name, CELLS[one])) if one in CELLS else "-" for one in table.columns[1:]),
+            )
+            for name in shown
+            if name in references.rows
+        ]
+        return Table(table.columns, (*rows, *table.rows))
+
+    @property
+    def caveats(self) -> list[str]:
+        """A line for each loss in the table that has a caveat."""
+        return [f"* {name}: {caveat(name)}" for name in self.results.rows if caveat(name)]
+
+    @property
+    def mixed_times(self) -> list[str]:
+        """A line if the times in the table do not compare because its runs were made in different ways."""
+        made_by = [run["made_by"] for run in self.results.runs] if self.experiment.compares_times else []
+        ways = {key: sorted({str(one.get(key, "unknown")) for one in made_by}) for key in ("machine", "torch", "jobs")}
+        mixed = "; ".join(f"{key} {' and '.join(names)}" for key, names in ways.items() if len(names) > 1)
+        return [f"Seconds do not compare: these runs were made in different ways ({mixed})."] if mixed else []
+
+    @property
+    def chosen_settings(self) -> str:
+        """The settings that the fair protocol chose for each row."""
+        tried = load_runs(results_file(self.folder, "tuning", self.dataset))
+        trials = {name: own for name in self.results.rows if (own := trials_of(tried, name, self.recipes[name]))}
+        hours = sum(trial["seconds"] for own in trials.values() for trial in own) / 3600
+        text = f"\nSettings chosen on held-out training classes, in {hours:.1f} hours "
+        text += f"([trials](../tuning/{self.dataset}.json)):\n\n"
+        for name, own in trials.items():
+            settings = [f"{key} {'x ' if key in RATES else ''}{value:g}" for key, value in best(own).items()]
+            text += f"- {name}, of {len(own)} trials: {', '.join(settings) or 'as it is'}\n"
+        return text
+
+    def render(self) -> tuple[Table, list[str]]:
+        """Write the table (.md, .csv, .tex) and the figure (.png, .svg); the table and its remarks."""
+        table, remarks = self.table, [*self.caveats, *self.mixed_times]
+        markdown = table.to_markdown() + "".join("\n" + remark.replace("*", r"\*") + "\n" for remark in remarks)
+        if self.protocol == "fair":
+            markdown += self.chosen_settings
+        if self.claims:
+            markdown += "\n" + self.claims_table.to_markdown()
+        for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
+            with atomic_write(self.path.with_suffix(ending)) as draft:
+                draft.write_text(text)
+        with matplotlib.rc_context({"svg.hashsalt": self.name}):  # equal figures are equal files
+            height = self.experiment.height or max(4.0, 0.28 * len(self.results.rows))
+            figure = Figure(figsize=(9, height), layout="constrained")
+            self.experiment.draw(self.results, figure)
+            figure.suptitle(f"{self.name}, {self.path.stem}")
+            for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+                with atomic_write(self.path.with_suffix(ending)) as draft:
+                    figure.savefig(draft, format=ending[1:], dpi=110, metadata=metadata)
+        return table, remarks
 
 
-def protocol_file(folder: Path, experiment: str, dataset: str, protocol: str) -> Path:
-    """results/NAME/DATASET.json, or DATASET-fair.json."""
-    return results_file(folder, experiment, dataset + ("-fair" if protocol == "fair" else ""))
-
-
-def render(
-    experiment: str, dataset: str, protocol: str, folder: Path, *, quick: bool = False
-) -> tuple[Table, list[str]]:
-    """Write the table (.md, .csv, .tex) and the figure (.png, .svg) of the finished runs; the table and its remarks."""
-    module, results = find(experiment), load_results(experiment, dataset, protocol, folder, quick=quick)
-    table, remarks = (
-        full_table(experiment, results, dataset, folder),
-        [*caveats(results), *mixed_times(module, results)],
-    )
-    path = protocol_file(folder, experiment, dataset, protocol)
-    markdown = table.to_markdown() + "".join("\n" + remark.replace("*", r"\*") + "\n" for remark in remarks)
-    if protocol == "fair":
-        markdown += _chosen(experiment, dataset, results, folder, quick)
-    if judged := claims(experiment, dataset, results, missing_rows(experiment, dataset, protocol, results, quick)):
-        markdown += "\n" + claims_table(judged).to_markdown()
-    for ending, text in ((".md", markdown), (".csv", table.to_csv()), (".tex", table.to_latex())):
-        with atomic_write(path.with_suffix(ending)) as draft:
-            draft.write_text(text)
-    with matplotlib.rc_context({"svg.hashsalt": experiment}):  # equal figures are equal files
-        height = getattr(module, "HEIGHT", max(4.0, 0.28 * len(results.rows)))
-        figure = Figure(figsize=(9, height), layout="constrained")
-        module.draw(results, figure)
-        figure.suptitle(f"{experiment}, {path.stem}")
-        for ending, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-            with atomic_write(path.with_suffix(ending)) as draft:
-                figure.savefig(draft, format=ending[1:], dpi=110, metadata=metadata)
-    return table, remarks
-
-
-def full_table(experiment: str, results: Results, dataset: str, folder: Path) -> Table:
-    """The table of an experiment, after rows for the network without training and with a head on its features."""
-    table = find(experiment).table(results, dataset)
-    if experiment == "frozen" or not any(column in CELLS for column in table.columns):
-        return table
-    runs = load_runs(results_file(folder, "frozen", dataset))
-    references = frozen.references(runs)
-    shown = [frozen.FROZEN] if SETTINGS[dataset].recipe.feature_crops else [frozen.FROZEN, frozen.HEAD]
-    rows = [
-        (
-            name,
-            *(str(references.range(name, CELLS[column])) if column in CELLS else "-" for column in table.columns[1:]),
-        )
-        for name in shown
-        if name in references.rows
-    ]
-    return Table(table.columns, (*rows, *table.rows))
-
-
-def caveats(results: Results) -> list[str]:
-    """A line for each loss in a table that has a caveat."""
-    return [f"* {name}: {caveat(name)}" for name in results.rows if caveat(name)]
-
-
-def mixed_times(module: ModuleType, results: Results) -> list[str]:
-    """A line if the times in a table do not compare because its runs were made in different ways."""
-    if not hasattr(module, "SECONDS"):
-        return []
-    made_by = [run["made_by"] for runs in results.rows.values() for run in runs]
-    ways = {key: sorted({str(one.get(key, "unknown")) for one in made_by}) for key in ("machine", "torch", "jobs")}
-    mixed = [f"{key} {' and '.join(names)}" for key, names in ways.items() if len(names) > 1]
-    return [f"Seconds do not compare: these runs were made in different ways ({'; '.join(mixed)})."] if mixed else []
-
-
-def missing_rows(experiment: str, dataset: str, protocol: str, results: Results, quick: bool) -> list[str]:
-    """Rows of the paper that have no run yet."""
-    rows = rows_of(experiment, base_recipe(dataset, "", quick), protocol)
-    return [name for name in paper_rows(experiment, rows) if name not in results.rows]
-
-
-def claims(experiment: str, dataset: str, results: Results, missing: list[str]) -> Claims:
-    """The paper's claims with verdicts; none while rows that they need are missing."""
-    module = find(experiment)
-    return {} if missing and not hasattr(module, "PAIRS") else module.claims(results, dataset)
-
-
-def claims_table(judged: Claims) -> Table:
-    """A row for every claim, a column for every measure."""
-    measures = dict.fromkeys(measure for verdicts in judged.values() for measure in verdicts)
-    rows = [(claim, *(verdicts.get(measure, "-") for measure in measures)) for claim, verdicts in judged.items()]
-    return Table(("the paper says", *measures), tuple(rows))
-
-
-def made(experiment: str, folder: Path) -> list[tuple[str, str]]:
-    """The datasets and protocols with results of an experiment."""
-    return [
-        (dataset, protocol)
-        for dataset in SETTINGS
-        for protocol in PROTOCOLS
-        if protocol_file(folder, experiment, dataset, protocol).exists()
-    ]
-
-
-def _chosen(experiment: str, dataset: str, results: Results, folder: Path, quick: bool) -> str:
-    """The settings that the fair protocol chose for each row."""
-    rows = rows_to_tune(experiment, base_recipe(dataset, "", quick))
-    tried = load_runs(results_file(folder, "tuning", dataset))
-    trials = {name: own for name in results.rows if (own := trials_of(tried, name, rows[name]))}
-    hours = sum(trial["seconds"] for own in trials.values() for trial in own) / 3600
-    text = f"\nSettings chosen on held-out training classes, in {hours:.1f} hours "
-    text += f"([trials](../tuning/{dataset}.json)):\n\n"
-    for name, own in trials.items():
-        settings = [f"{key} {'x ' if key in RATES else ''}{value:g}" for key, value in best(own).items()]
-        text += f"- {name}, of {len(own)} trials: {', '.join(settings) or 'as it is'}\n"
-    return text
-
-
-def command(experiment: str, dataset: str, protocol: str) -> str:
-    data = "" if SETTINGS[dataset].folder is None else " --data ROOT"
-    return f"proxygml paper {experiment} --dataset {dataset}{data}" + (" --protocol fair" if protocol == "fair" else "")
+def sections_of(experiment: str, folder: Path, *, quick: bool = False) -> list[Section]:
+    """A section for each dataset and protocol with results of an experiment."""
+    every = (Section(experiment, dataset, name, folder, quick) for dataset in SETTINGS for name in PROTOCOLS)
+    return [section for section in every if section.path.exists()]

@@ -1,31 +1,17 @@
 """docs/results.md: every experiment in results/, with its verdicts on the paper's claims."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from proxygml.files import atomic_write
 from proxygml.paper import EXPERIMENTS, find, frozen
-from proxygml.paper.rendering import (
-    PROTOCOLS,
-    caveats,
-    claims,
-    claims_table,
-    command,
-    full_table,
-    load_results,
-    made,
-    missing_rows,
-    mixed_times,
-    protocol_file,
-    render,
-)
-from proxygml.paper.results import Claims, Results
+from proxygml.paper.rendering import PROTOCOLS, Section, sections_of
+from proxygml.paper.results import METRICS
 from proxygml.paper.settings import SETTINGS
 from proxygml.paper.tables import Table
 
 BRIEF = ("glyphs", "omniglot")  # datasets that the page only links to
-MEASURES = ("R@1", "NMI")
 HEAD = """# Results
 
 Written by `proxygml paper --report` from `results/`; do not edit. `proxygml paper NAME --dataset DATASET --data ROOT`
@@ -40,55 +26,26 @@ lists seeds, hours and commits.
 """
 
 
-@dataclass(frozen=True)
-class Section:
-    """The finished runs of an experiment on a dataset by a protocol."""
-
-    experiment: str
-    dataset: str
-    protocol: str
-    results: Results
-    missing: list[str]  # rows of the paper without a run
-
-    @property
-    def name(self) -> str:
-        return self.dataset + PROTOCOLS[self.protocol]
-
-    @property
-    def claims(self) -> Claims:
-        return claims(self.experiment, self.dataset, self.results, self.missing)
-
-    @property
-    def runs(self) -> list[dict]:
-        return [run for same in self.results.rows.values() for run in same]
-
-    def file(self, ending: str) -> str:
-        """Link from the page to a file of the section."""
-        path = protocol_file(Path("../results"), self.experiment, self.dataset, self.protocol)
-        return path.with_suffix(ending).as_posix()
-
-
 def write_report() -> Path:
     """Draw every experiment in results/ of this checkout, and write its docs/results.md and the README's table."""
-    folder, page = Path("results"), Path("docs/results.md")
+    folder, page, readme = Path("results"), Path("docs/results.md"), Path("README.md")
     if not folder.is_dir() or not page.parent.is_dir():
         raise FileNotFoundError("no results/ and docs/ here: --report is for a checkout of proxygml")
     for experiment in EXPERIMENTS:
-        for dataset, protocol in made(experiment, folder):
-            render(experiment, dataset, protocol, folder)
+        for section in sections_of(experiment, folder):
+            section.render()
     with atomic_write(page) as draft:
         draft.write_text(report(folder))
-    if ("cars-head", "paper") in made("comparison", folder):
-        readme = Path("README.md")
+    if Section("comparison", "cars-head", "paper", folder).path.exists():
+        text = update_readme(readme.read_text(), folder)
         with atomic_write(readme) as draft:
-            draft.write_text(update_readme(readme.read_text(), folder))
+            draft.write_text(text)
     return page
 
 
 def update_readme(text: str, folder: Path) -> str:
     """The README with the scores on Cars196 from results/ in its table."""
-    results = load_results("comparison", "cars-head", "paper", folder)
-    table = full_table("comparison", results, "cars-head", folder)
+    table = Section("comparison", "cars-head", "paper", folder).table
     method, recall, nmi = (table.columns.index(name) for name in ("method", "R@1", "NMI"))
     rows = [row for row in table.rows if not row[method].startswith("proxygml, ")]
     lines = [
@@ -102,32 +59,32 @@ def update_readme(text: str, folder: Path) -> str:
 
 def report(folder: Path, *, quick: bool = False) -> str:
     """The text of docs/results.md, in the order of the experiments."""
-    by_experiment = {experiment: _sections(experiment, folder, quick) for experiment in EXPERIMENTS}
+    by_experiment = {name: sections_of(name, folder, quick=quick) for name in EXPERIMENTS}
     sections = [section for own in by_experiment.values() for section in own]
     text = HEAD + _datasets(sections) + _summary(sections)
-    for experiment, own in by_experiment.items():
-        module = find(experiment)
-        text += f"## {experiment}\n{str(module.__doc__).splitlines()[0]} In the paper: {module.IN_THE_PAPER}.\n\n"
-        if hasattr(module, "REMARK"):
-            text += f"{module.REMARK}\n\n"
+    for name, own in by_experiment.items():
+        experiment = find(name)
+        text += f"## {name}\n{experiment.title} In the paper: {experiment.in_the_paper}.\n\n"
+        if experiment.remark:
+            text += f"{experiment.remark}\n\n"
         if not own:
-            dataset = "cars-head" if experiment == "frozen" else "glyphs"  # glyphs starts from random weights
-            text += f"Not run here so far: `{command(experiment, dataset, 'paper')}`.\n\n"
+            dataset = "cars-head" if name == "frozen" else "glyphs"  # glyphs starts from random weights
+            text += f"Not run here so far: `{Section(name, dataset, 'paper', folder).command}`.\n\n"
         full = [section for section in own if section.dataset not in BRIEF]
         for number, section in enumerate(full):
-            text += _in_full(section, folder, quoted=number == 0)
+            text += _in_full(section, quoted=number == 0)
         if brief := [section for section in own if section.dataset in BRIEF]:
             text += _in_brief(brief)
     return text + _notes(sections) + _runs(sections)
 
 
-def _sections(experiment: str, folder: Path, quick: bool) -> list[Section]:
-    sections = []
-    for dataset, protocol in made(experiment, folder):
-        results = load_results(experiment, dataset, protocol, folder, quick=quick)
-        missing = missing_rows(experiment, dataset, protocol, results, quick)
-        sections.append(Section(experiment, dataset, protocol, results, missing))
-    return sections
+def _named(section: Section) -> str:
+    return section.dataset + PROTOCOLS[section.protocol]
+
+
+def _link(section: Section, ending: str) -> str:
+    """Link from the page to a file of the section."""
+    return replace(section, folder=Path("../results")).path.with_suffix(ending).as_posix()
 
 
 def _datasets(sections: Iterable[Section]) -> str:
@@ -141,44 +98,44 @@ def _summary(sections: Iterable[Section]) -> str:
     rows = []
     for section in sections:
         counts: list[int] = []
-        for measure in MEASURES:
+        for measure in METRICS:
             verdicts = [verdict[measure] for verdict in section.claims.values() if measure in verdict]
             against = sum("does not hold" in verdict for verdict in verdicts)
             holds = sum(verdict.startswith("holds") for verdict in verdicts)
             counts += holds, against, len(verdicts) - holds - against
         if any(counts):
-            rows.append((section.experiment, section.name, *map(str, counts)))
+            rows.append((section.name, _named(section), *map(str, counts)))
     if not rows:
         return ""
-    counted = [f"{measure}: {what}" for measure in MEASURES for what in ("hold", "fail", "n.s.")]
+    counted = [f"{measure}: {what}" for measure in METRICS for what in ("hold", "fail", "n.s.")]
     table = Table(("experiment", "dataset", *counted), tuple(rows)).to_markdown()
     return f"## in short\nHow many of the paper's claims hold here, by Recall@1 and by NMI.\n\n{table}\n"
 
 
-def _in_full(section: Section, folder: Path, *, quoted: bool) -> str:
+def _in_full(section: Section, *, quoted: bool) -> str:
     """Table, figure and claims; the paper's numbers only where `quoted`."""
-    table = full_table(section.experiment, section.results, section.dataset, folder)
+    table = section.table
     if not quoted:
         kept = [place for place, name in enumerate(table.columns) if not name.startswith(("paper", "quoted"))]
         columns, *rows = (tuple(line[place] for place in kept) for line in (table.columns, *table.rows))
         table = Table(columns, tuple(rows))
-    title = f"{section.experiment} on {section.name}"
-    text = f"### {title}\n{table.to_markdown()}\n![{title}]({section.file('.png')})\n\n"
-    text += "".join(f"{remark}\n\n" for remark in mixed_times(find(section.experiment), section.results))
+    title = f"{section.name} on {_named(section)}"
+    text = f"### {title}\n{table.to_markdown()}\n![{title}]({_link(section, '.png')})\n\n"
+    text += "".join(f"{remark}\n\n" for remark in section.mixed_times)
     if not section.claims:
         return text
-    verdicts = claims_table(section.claims).to_markdown()
+    verdicts = section.claims_table.to_markdown()
     return text + verdicts.replace("no significant difference", "n.s.").replace("does not hold", "fails") + "\n"
 
 
 def _in_brief(sections: Sequence[Section]) -> str:
     """Links to the tables, claims and figures of these datasets."""
-    links = [f"[{section.name}]({section.file('.md')}) ([figure]({section.file('.png')}))" for section in sections]
+    links = [f"[{_named(one)}]({_link(one, '.md')}) ([figure]({_link(one, '.png')}))" for one in sections]
     return f"Scores and claims on other datasets: {', '.join(links)}.\n\n"
 
 
 def _notes(sections: Iterable[Section]) -> str:
-    notes = dict.fromkeys(note for section in sections for note in caveats(section.results))
+    notes = dict.fromkeys(note for section in sections for note in section.caveats)
     return "".join(["## notes\n", *(f"- {note[2:]}\n" for note in notes), "\n"]) if notes else ""
 
 
@@ -188,12 +145,12 @@ def _runs(sections: Sequence[Section]) -> str:
         return ""
     rows = []
     for section in sections:
-        seeds = sorted({run["seed"] for run in section.runs})
-        seconds = sum(run.get("seconds", 0.0) for run in section.runs)
-        commits = sorted({str(run["made_by"]["commit"]) for run in section.runs})
-        cells = (len(section.runs), ",".join(map(str, seeds)), f"{seconds / 3600:.1f}" if seconds else "-")
-        rows.append((section.experiment, section.name, *map(str, cells), str(len(section.missing)), " ".join(commits)))
+        seeds = sorted({run["seed"] for run in section.results.runs})
+        seconds = sum(run.get("seconds", 0.0) for run in section.results.runs)
+        commits = sorted({str(run["made_by"]["commit"]) for run in section.results.runs})
+        cells = (len(section.results.runs), ",".join(map(str, seeds)), f"{seconds / 3600:.1f}" if seconds else "-")
+        rows.append((section.name, _named(section), *map(str, cells), str(len(section.missing)), " ".join(commits)))
     columns = ("experiment", "dataset", "runs", "seeds", "hours of training", "rows not run yet", "commits")
-    machines = sorted({str(run["made_by"]["machine"]) for section in sections for run in section.runs})
+    machines = sorted({str(run["made_by"]["machine"]) for section in sections for run in section.results.runs})
     text = f"## runs\nMachine: {'; '.join(machines)}. A commit with -dirty had uncommitted changes.\n\n"
     return text + Table(columns, tuple(rows)).to_markdown()

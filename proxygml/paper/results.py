@@ -84,6 +84,10 @@ class Results:
         by_name = {name: [run for run in runs if run["row"] == name] for name in names}
         return cls({name: same for name, same in by_name.items() if same})
 
+    @property
+    def runs(self) -> list[dict]:
+        return [run for same in self.rows.values() for run in same]
+
     def values(self, row: str, metric: str) -> dict[int, float]:
         """Percentages by seed; empty for a row without runs."""
         return {run["seed"]: 100 * run["scores"][metric] for run in self.rows.get(row, ())}
@@ -91,6 +95,10 @@ class Results:
     def range(self, row: str, metric: str) -> Range:
         """Mean and interval over the seeds of a row."""
         return range_of(list(self.values(row, metric).values()))
+
+    def cells(self, row: str, *metrics: str) -> tuple[str, ...]:
+        """The same by several measures, as text."""
+        return tuple(str(self.range(row, metric)) for metric in metrics)
 
     def difference(self, row: str, other: str, metric: str) -> Range:
         """Mean difference between two rows, paired by seed."""
@@ -152,7 +160,7 @@ def load_runs(path: Path, *, any_record: bool = False) -> list[dict]:
         return []
     try:
         runs = parse_json(path.read_bytes())
-        if not (isinstance(runs, list) and all(_is_record(run) and (any_record or _is_run(run)) for run in runs)):
+        if not (isinstance(runs, list) and all(_is_record(run, any_record=any_record) for run in runs)):
             raise ValueError("no list of runs")
         if any(CHECKSUM in run for run in runs) and not all(CHECKSUM in run for run in runs):
             raise ValueError(f"a run without {CHECKSUM}")
@@ -163,15 +171,13 @@ def load_runs(path: Path, *, any_record: bool = False) -> list[dict]:
         ) from error
 
 
-def _is_run(run: dict) -> bool:
-    """Whether a record is a run (row, fingerprint, seed) or a trial (row, of), with numbers as scores."""
-    numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
-    return numbers and "row" in run and ("of" in run or {"fingerprint", "seed"} <= run.keys())
-
-
-def _is_record(run: object) -> bool:
+def _is_record(run: object, *, any_record: bool) -> bool:
+    """Whether this is a run (row, fingerprint, seed) or a trial (row, of), with numbers as scores."""
     kinds = {"row": str, "of": str, "fingerprint": str, "seed": int, "scores": dict, "made_by": dict, "curve": list}
-    return isinstance(run, dict) and all(isinstance(run.get(name, kind()), kind) for name, kind in kinds.items())
+    if not isinstance(run, dict) or not all(isinstance(run.get(name, kind()), kind) for name, kind in kinds.items()):
+        return False
+    numbers = all(isinstance(value, (int, float)) for value in run.get("scores", {}).values())
+    return any_record or (numbers and "row" in run and ("of" in run or {"fingerprint", "seed"} <= run.keys()))
 
 
 def save_runs(path: Path, runs: list[dict]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from proxygml.files import atomic_write, locked
+from proxygml.files import locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor
 from proxygml.paper.processes import finished
@@ -31,7 +31,7 @@ from proxygml.training.run import Progress, Run
 
 
 def run_experiment(
-    experiment: str,
+    name: str,
     dataset: str,
     data: str | None,
     *,
@@ -49,79 +49,28 @@ def run_experiment(
     Protocol "fair" first tunes every row on held-out training classes; test classes are scored once, after the last
     epoch.
     """
-    module = find(experiment)
-    measure = getattr(module, "measure", None)
-    if protocol == "fair" and (measure is not None or hasattr(module, "EVERY_EPOCH")):
-        raise ValueError(f"{experiment} does not compare final scores: leave out --protocol fair")
-    base = base_recipe(dataset, data, quick)
-    rows = rows_of(experiment, base, protocol)
+    experiment, fair = find(name), protocol == "fair"
+    if fair and (experiment.measure is not None or experiment.every_epoch):
+        raise ValueError(f"{name} does not compare final scores: leave out --protocol fair")
+    rows = experiment.recipes(base_recipe(dataset, data, quick), protocol)
     if not rows:
-        raise ValueError(f"{experiment} needs a pretrained network, which {dataset} does not start from")
-    if unknown := [name for name in only if name not in rows]:
+        raise ValueError(f"{name} needs a pretrained network, which {dataset} does not start from")
+    if unknown := [row for row in only if row not in rows]:
         raise ValueError(f"expected rows among {str(list(rows))[1:-1]}, got {unknown[0]!r}")
-    if executor.kind != "local" and measure is not None:
-        raise ValueError(f"{experiment} is measured on one machine: leave out --executor {executor.kind}")
-    executor = replace(executor, jobs=1) if measure else executor
+    if executor.kind != "local" and experiment.measure is not None:
+        raise ValueError(f"{name} is measured on one machine: leave out --executor {executor.kind}")
     with locked(work):
-        if protocol == "fair":
-            rows = _tuned(dataset, rows, only, quick, results, work, executor, progress)
+        if fair:
+            trials, held_out = (2, 0.5) if quick else (TRIALS, HELD_OUT)
+
+            def finish(recipes: Mapping[str, Recipe], note: str) -> Generator[tuple[str, dict], None, None]:
+                told = f"choosing settings, {note}"
+                return finished(recipes, train_or_fail, work=work, executor=executor, progress=progress, activity=told)
+
+            rows = tuned(dataset, rows, only=only, results=results, trials=trials, held_out=held_out, finish=finish)
             dataset = f"{dataset}-fair"
-        else:
-            rows = chosen(rows, only)
-        jobs = jobs_of(rows, seeds)
-        run_missing(experiment, dataset, jobs, results, work, executor=executor, progress=progress, quick=quick)
-
-
-def paper_protocol_rows(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The rows of an experiment, test classes scored after the authors' epochs, else after every epoch."""
-    module = find(experiment)
-    tested = tuple(range(1, base.epochs + 1))
-    if base.keep_epoch == "last":
-        curve = tested if hasattr(module, "EVERY_EPOCH") else ()
-        return module.rows(base.changed({"tested_epochs": curve}))
-    if not hasattr(module, "EVERY_EPOCH"):
-        tested = tuple(epoch for epoch in base.tested_epochs if epoch <= base.epochs) or tested
-    return module.rows(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": tested, "test": False}))
-
-
-def rows_to_tune(experiment: str, base: Recipe) -> dict[str, Recipe]:
-    """The rows of an experiment without VARIANTS, test classes scored once, after the last epoch."""
-    module = find(experiment)
-    rows = module.rows(base.changed({"held_out": 0.0, "baselines": False, "tested_epochs": ()}))
-    return {name: recipe for name, recipe in rows.items() if name not in getattr(module, "VARIANTS", ())}
-
-
-def rows_of(experiment: str, base: Recipe, protocol: str) -> dict[str, Recipe]:
-    """The rows of an experiment by either protocol."""
-    return (rows_to_tune if protocol == "fair" else paper_protocol_rows)(experiment, base)
-
-
-def paper_rows(experiment: str, rows: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """The rows that the queue runs."""
-    compared = getattr(find(experiment), "PAPER_ROWS", rows)
-    return {name: recipe for name, recipe in rows.items() if name in compared}
-
-
-def _tuned(
-    dataset: str,
-    rows: Mapping[str, Recipe],
-    only: Collection[str],
-    quick: bool,
-    results: Path,
-    work: Path,
-    executor: Executor,
-    progress: Progress,
-) -> dict[str, Recipe]:
-    def finish(recipes: Mapping[str, Recipe], note: str) -> Generator[tuple[str, dict], None, None]:
-        total = sum(recipe.epochs for recipe in recipes.values())
-
-        def report(done: int, which: str) -> None:
-            progress(f"choosing settings, {note}", done, total, which)
-
-        return finished(recipes, train_or_fail, work=work, executor=executor, progress=report)
-
-    trials, held_out = (2, 0.5) if quick else (TRIALS, HELD_OUT)
-    return tuned(dataset, rows, only=only, results=results, trials=trials, held_out=held_out, finish=finish)
+        jobs = jobs_of(chosen(rows, only), seeds)
+        run_missing(name, dataset, jobs, results, work, executor=executor, progress=progress, quick=quick)
 
 
 class Job(NamedTuple):
@@ -144,7 +93,7 @@ def split_missing(experiment: str, dataset: str, jobs: Iterable[Job], results: P
     """
     path = results_file(results, experiment, dataset)
     runs = load_runs(path)
-    known = [] if hasattr(find(experiment), "measure") else known_runs(results, dataset)
+    known = known_runs(results, dataset) if find(experiment).measure is None else []
     taken: list[dict] = []
     missing: list[Job] = []
     for job in jobs:
@@ -179,9 +128,9 @@ def run_missing(
 ) -> None:
     """Complete results/EXPERIMENT/DATASET.json with a run for every job; unfinished runs are in `work`.
 
-    A run calls the experiment's `measure`, each in a new process unless `quick`, or else trains and scores.
+    A run trains and scores, or calls the experiment's `measure`, one at a time, each in a new process unless `quick`.
     """
-    path, measure = results_file(results, experiment, dataset), getattr(find(experiment), "measure", None)
+    path, measure = results_file(results, experiment, dataset), find(experiment).measure
     taken, missing = split_missing(experiment, dataset, jobs, results)
     if taken:
         add_runs(path, taken)
@@ -189,15 +138,17 @@ def run_missing(
         return
     recipes = {fingerprint(job.recipe): job.recipe for job in missing}
     if measure is not None:  # an interrupted measurement starts again
-        work = work / f"{experiment}-{dataset}"
+        executor, work = replace(executor, jobs=1), work / f"{experiment}-{dataset}"
         shutil.rmtree(work, ignore_errors=True)
-    total = sum(recipe.epochs for recipe in recipes.values())
-
-    def report(done: int, note: str) -> None:
-        progress(experiment, done, total, note)
-
-    alone = measure is not None and not quick
-    runs = finished(recipes, measure or train_or_resume, work=work, executor=executor, progress=report, alone=alone)
+    runs = finished(
+        recipes,
+        measure or train_or_resume,
+        work=work,
+        executor=executor,
+        progress=progress,
+        activity=experiment,
+        alone=measure is not None and not quick,
+    )
     with closing(runs):  # stops the others if a result cannot be saved
         for key, run in runs:
             wanted = [job for job in missing if fingerprint(job.recipe) == key]
@@ -209,11 +160,9 @@ def run_missing(
 
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
     """Train or resume a run; its `summary`."""
-    path = folder / "recipe.json"
-    if not path.exists():
+    if not (folder / "recipe.json").exists():
         return summary(trainer.train(recipe, folder))
-    with atomic_write(path) as draft:  # the data may have moved
-        draft.write_text(recipe.to_json())
+    Run(folder).write_recipe(recipe)  # the data may have moved
     return summary(trainer.resume(folder))
 
 

@@ -16,6 +16,7 @@ from proxygml.paper.executors import Executor, on_slurm
 from proxygml.paper.processes import finished
 from proxygml.paper.settings import SETTINGS
 from proxygml.training.recipe import Recipe
+from tests.paper.conftest import run_in_this_process
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,7 @@ def test_ray_survives_a_killed_worker(tmp_path: Path, monkeypatch: pytest.Monkey
     assert by == {"ray"}
 
     monkeypatch.chdir(tmp_path / "here")
+    run_in_this_process(monkeypatch)
     main.main(some)
     assert on_ray == known()
     assert len(on_ray) == 2

@@ -1,8 +1,6 @@
 """Each experiment, small, from its command to its picture; what it says is checked on made-up scores."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,11 @@ from proxygml import losses
 from proxygml.cli import main
 from proxygml.paper import EXPERIMENTS, comparison, executors, find, methods, modules, proxies, running
 from proxygml.paper.executors import Executor
-from proxygml.paper.rendering import render
+from proxygml.paper.rendering import Section
 from proxygml.paper.report import report
 from proxygml.paper.results import Results, fingerprint, save_runs
 from proxygml.paper.settings import QUICK, SETTINGS, base_recipe
+from proxygml.training import trainer
 from proxygml.training.presets import PRESETS
 
 
@@ -25,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def tiny_quick(monkeypatch) -> None:
+def tiny_quick(monkeypatch, in_this_process: None) -> None:
     monkeypatch.setitem(QUICK, "epochs", 1)
 
 
@@ -51,7 +50,7 @@ def test_a_repeated_command_makes_nothing_again(folder: Path, monkeypatch) -> No
     monkeypatch.chdir(folder)
     main.main(["paper", "ratio", "--quick"])
     before = {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()}
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", None)  # running anything fails
+    monkeypatch.setattr(executors, "_new_pool", None)  # running anything fails
     main.main(["paper", "ratio", "--quick"])
     main.main(["paper", "ratio", "--quick", "--render"])
     assert {path: path.read_bytes() for path in (folder / "runs/quick/ratio").iterdir()} == before
@@ -85,17 +84,13 @@ def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> 
         {"classes": 8, "epochs": 3, "embedding_dim": 8, "ratio": 0.5, "test": False}
     )
     recipe = base.changed({"held_out": 0.0, "tested_epochs": (1, 2, 3), "baselines": False})
-    stopped = f"""
-import os
-from pathlib import Path
-from proxygml.training import trainer as training
-from proxygml.training.recipe import Recipe
-def progress(what, done, total, note):
-    if what == "training" and "epoch 3" in note:
-        os._exit(9)
-training.train(Recipe.from_json({recipe.to_json()!r}), Path("run"), progress=progress)
-"""
-    assert subprocess.run([sys.executable, "-c", stopped], cwd=tmp_path).returncode == 9
+
+    def stop(what: str, done: int, total: int, note: str) -> None:
+        if what == "training" and "epoch 3" in note:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(recipe, tmp_path / "run", progress=stop)
     gone_on = running.train_or_resume(recipe, tmp_path / "run")
     straight = running.train_or_resume(recipe, tmp_path / "straight")
     assert gone_on["scores"] == straight["scores"]
@@ -141,7 +136,7 @@ class TestRows:
         base = SETTINGS["glyphs"].recipe
         full = fingerprint(modules.rows(base)["8 all three"])
         assert full == fingerprint(comparison.rows(base)["proxygml"])
-        assert full == fingerprint(proxies.rows(base)["N 12, r 0.05"])
+        assert full == fingerprint(find("proxies").rows(base)["N 12, r 0.05"])
         assert full == fingerprint(find("lambda").rows(base)["lambda 0.3"])
 
 
@@ -163,8 +158,7 @@ def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_p
     save_runs(tmp_path / "ratio/glyphs.json", [*runs[:3], runs[3] | {"fingerprint": "of another recipe"}])
     text = report(tmp_path, quick=True)
     assert "\n| ratio | glyphs | 3 | 0 | - | 5 | " in text or "\n| ratio | glyphs | 3 | 0 | 0.0 | 5 | " in text
-    table, _ = render("ratio", "glyphs", "paper", tmp_path, quick=True)
-    assert len(table.rows) == 3
+    assert len(Section("ratio", "glyphs", "paper", tmp_path, quick=True).table.rows) == 3
 
 
 def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
@@ -177,7 +171,7 @@ def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
     running.run_experiment("comparison", "glyphs", None, seeds=[0], only=("proxygml", "ms"), progress=print, **where)
     assert asked == [["ms", "proxygml"]]
 
-    rows = running.rows_to_tune("comparison", base_recipe("glyphs", None, quick=True))
+    rows = find("comparison").recipes(base_recipe("glyphs", None, quick=True), "fair")
     made_by = {"commit": "c", "machine": "m"}
     runs = [
         {"row": row, "seed": seed, "fingerprint": "tuned", "made_by": made_by}
@@ -189,7 +183,7 @@ def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
     same = {"row": "ms", "of": fingerprint(rows["ms"]), "seconds": 1800}
     tried = [same | {"settings": {}, "map_at_r": 0.3}, same | {"settings": {"learning_rate": 2.0}, "map_at_r": 0.4}]
     save_runs(tmp_path / "tuning/glyphs.json", [*tried, same | {"of": "another", "map_at_r": 0.9}])
-    render("comparison", "glyphs", "fair", tmp_path, quick=True)
+    Section("comparison", "glyphs", "fair", tmp_path, quick=True).render()
     written = (tmp_path / "comparison/glyphs-fair.md").read_text()
     assert "chosen on held-out training classes, in 1.0 hours" in written
     assert "- ms, of 2 trials: learning_rate x 2\n" in written
@@ -203,7 +197,7 @@ def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(("name", "compares"), [("convergence", True), ("comparison", False)])
 def test_times_of_different_machines_do_not_compare(name: str, compares: bool, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("proxygml.paper.report.BRIEF", ())
-    rows = running.paper_protocol_rows(name, base_recipe("glyphs", None, quick=True))
+    rows = find(name).recipes(base_recipe("glyphs", None, quick=True))
     made_by = {"commit": "c", "machine": "m", "torch": "2.13", "jobs": 2}
     same = {
         "seed": 0,
@@ -217,7 +211,7 @@ def test_times_of_different_machines_do_not_compare(name: str, compares: bool, t
     made_elsewhere, made_before = made_by | {"machine": "n"}, {"commit": "c", "machine": "m", "torch": "2.13"}
     mixed = [runs[0] | {"made_by": made_elsewhere}, runs[1] | {"made_by": made_before}, *runs[2:]]
     save_runs(tmp_path / name / "glyphs.json", mixed)
-    _, remarks = render(name, "glyphs", "paper", tmp_path, quick=True)
+    _, remarks = Section(name, "glyphs", "paper", tmp_path, quick=True).render()
     said = "Seconds do not compare: these runs were made in different ways (machine m and n; jobs 2 and unknown)."
     assert (said in remarks) == compares
     assert (f"\n\n{said}\n\n" in report(tmp_path, quick=True)) == compares
@@ -240,7 +234,7 @@ def test_failed_run_leaves_the_others(tmp_path: Path) -> None:
 
 class TestClaims:
     def test_a_module_that_harms_is_said_to(self) -> None:
-        claims = modules.claims(made_up("modules", {"8 all three": 0.6, "7 S^pos, M": 0.7}), "glyphs")
+        claims = find("modules").claims(made_up("modules", {"8 all three": 0.6, "7 S^pos, M": 0.7}), "glyphs")
         without = "all three are better than without the"
         assert claims[f"{without} regularizer"]["R@1"] == "**does not hold** (-10.0 ± 0.0)"
         assert claims[f"{without} mask softmax"]["R@1"] == "holds (+10.0 ± 0.0)"
@@ -317,7 +311,6 @@ def test_unknown_experiment_or_dataset(capsys, tmp_path: Path, monkeypatch) -> N
 
 def test_cascade_needs_the_whole_network() -> None:
     whole, head = (
-        running.paper_protocol_rows("comparison", base_recipe(f"cub-{what}", "photos", quick=False))
-        for what in ("small", "head")
+        find("comparison").recipes(base_recipe(f"cub-{what}", "photos", quick=False)) for what in ("small", "head")
     )
     assert whole.keys() - head.keys() == {"hdc"}

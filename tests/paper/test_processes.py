@@ -27,7 +27,7 @@ def test_stopped_command_ends_its_processes_and_goes_on(
         os.killpg(process.pid, signal.SIGINT)  # to all of its processes, as a terminal does
 
     monkeypatch.chdir(tmp_path)
-    arguments = ["paper", "grid", "--quick"]
+    arguments = ["paper", "grid", "--quick", "--jobs", "1"]
     kept: list[dict] = []
     for stop in (subprocess.Popen.terminate, subprocess.Popen.kill, press_ctrl_c):
         command = [sys.executable, "-m", "proxygml", *arguments]

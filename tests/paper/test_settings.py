@@ -7,11 +7,11 @@ import torch
 
 from proxygml.backbones.inception import BNInception
 from proxygml.cli import main
-from proxygml.paper import frozen, settings
-from proxygml.paper.rendering import full_table, load_results
+from proxygml.paper import find, frozen, settings
+from proxygml.paper.rendering import Section
 from proxygml.paper.report import report
 from proxygml.paper.results import fingerprint, load_runs, save_runs
-from proxygml.paper.running import jobs_of, paper_protocol_rows
+from proxygml.paper.running import jobs_of
 from proxygml.paper.settings import SETTINGS, base_recipe
 from tests.data.conftest import write_image
 
@@ -90,7 +90,7 @@ def test_last_epoch_is_scored(name: str) -> None:
     recipe = SETTINGS[name].recipe
     assert (recipe.keep_epoch, recipe.held_out, recipe.test) == ("last", 0.0, True)
     for experiment, tested in (("comparison", ()), ("convergence", tuple(range(1, recipe.epochs + 1)))):
-        rows = paper_protocol_rows(experiment, base_recipe(name, "ROOT", quick=False)).values()
+        rows = find(experiment).recipes(base_recipe(name, "ROOT", quick=False)).values()
         assert {(row.keep_epoch, row.tested_epochs) for row in rows} == {("last", tested)}
 
 
@@ -117,26 +117,26 @@ class TestTheFrozenNetwork:
             runs = [
                 {"row": job.row, "seed": job.seed, "fingerprint": fingerprint(job.recipe), "scores": scores}
                 | {"made_by": made_by, **more}
-                for job in jobs_of(paper_protocol_rows(experiment, base), (0, 1))
+                for job in jobs_of(find(experiment).recipes(base), (0, 1))
             ]
             save_runs(folder / experiment / f"{dataset}.json", runs)
 
     def test_stands_on_top_of_every_table(self, tmp_path: Path) -> None:
         self.write(tmp_path, "cars-head")
-        results = load_results("ratio", "cars-head", "paper", tmp_path)
-        table = full_table("ratio", results, "cars-head", tmp_path)
+        table = Section("ratio", "cars-head", "paper", tmp_path).table
         assert table.rows[0] == (frozen.FROZEN, "40.0 ± 0.0", "60.0 ± 0.0")
         assert table.rows[1][0] == "N 12, r 0.01"
 
     def test_head_and_small_share_the_network(self, tmp_path: Path) -> None:
         self.write(tmp_path, "cub-small")
-        results = load_results("ratio", "cub-small", "paper", tmp_path)
-        table = full_table("ratio", results, "cub-small", tmp_path)
+        table = Section("ratio", "cub-small", "paper", tmp_path).table
         assert [row[:2] for row in table.rows[:2]] == [(frozen.FROZEN, "40.0 ± 0.0"), (frozen.HEAD, "50.0 ± 0.0")]
         assert f"| {frozen.FROZEN} | 40.0 ± 0.0 | 60.0 ± 0.0 |" in report(tmp_path)
 
     def test_is_the_floor_of_the_same_head_in_both_settings(self) -> None:
-        (head,), (small,) = (frozen.rows(SETTINGS[name].recipe).values() for name in ("cars-head", "cars-small"))
+        (head,), (small,) = (
+            find("frozen").rows(SETTINGS[name].recipe).values() for name in ("cars-head", "cars-small")
+        )
         assert head.changed({"image_size": 112, "crop_scale": small.crop_scale}) == small
         assert head.baselines
 
@@ -154,9 +154,9 @@ def write_products(root: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_miniature_sop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_miniature_sop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None) -> None:
     monkeypatch.chdir(tmp_path)
-    small = {"classes": 6, "epochs": 2, "embedding_dim": 24, "image_size": 64, "workers": 0, "weights": "random.pth"}
+    small = {"classes": 6, "epochs": 1, "embedding_dim": 24, "image_size": 48, "workers": 0, "weights": "random.pth"}
     monkeypatch.setattr(settings, "QUICK", small)
     write_products(tmp_path)
     torch.save(BNInception().state_dict(), "random.pth")
