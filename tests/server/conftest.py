@@ -93,7 +93,7 @@ def served_run(trained_run: Run, tmp_path_factory: pytest.TempPathFactory) -> It
         yield address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
     """Debian's Chromium, driven by Playwright; no other event loop may run in this process meanwhile."""
     playwright = pytest.importorskip(

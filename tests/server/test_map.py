@@ -1,5 +1,6 @@
 """The map in two dimensions, and background jobs."""
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -87,29 +88,32 @@ def test_umap_is_used_if_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sys.modules.pop("umap", None)
 
 
-@pytest.mark.slow
-def test_error_in_the_process_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"ValueError: .*NaN"):
-        maps.run_in_process("tsne", np.full((9, 3), np.nan, np.float32), ignore)
+def test_error_in_the_process_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"^ModuleNotFoundError: No module named 'umap'$"):
+        maps.run_in_process("umap", blobs()[0], ignore)
+    monkeypatch.setattr(maps, "LAYOUT_SCRIPT", "-cimport os; os.kill(os.getpid(), 9)")
+    with pytest.raises(ValueError, match="ended with -9: too little memory"):
+        maps.run_in_process("umap", blobs()[0], ignore)
 
 
-@pytest.mark.slow
-def test_canceled_map_ends_its_process() -> None:
-    import multiprocessing
+def test_canceled_map_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, processes, popen = threading.Event(), [], subprocess.Popen
 
-    started = threading.Event()
-
-    def work(report: object) -> np.ndarray:
+    def start(*arguments: object, **options: object) -> subprocess.Popen:
+        processes.append(popen(*arguments, **options))
         started.set()
-        return maps.run_in_process("tsne", np.random.default_rng(0).normal(size=(5000, 20)), report)
+        return processes[0]
 
-    job = Job(work)
+    monkeypatch.setattr(maps.subprocess, "Popen", start)
+    monkeypatch.setattr(maps, "LAYOUT_SCRIPT", "-cimport time; time.sleep(600)")
+    job = Job(lambda report: maps.run_in_process("tsne", blobs()[0], report))
     job.start()
-    started.wait(20)
+    assert started.wait(20)
+    assert processes[0].poll() is None
     job.cancel()
     job.wait()
     assert job.status()["state"] == "idle"
-    assert multiprocessing.active_children() == []
+    assert processes[0].poll() == -9
 
 
 def test_job_runs_once() -> None:

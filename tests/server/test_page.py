@@ -60,18 +60,33 @@ class Visit:
         return np.asarray(Image.open(io.BytesIO(self.page.locator(selector).screenshot())).convert("RGB")).astype(int)
 
 
+@pytest.fixture(scope="module")
+def usual_visit(chromium: object) -> Iterator[Visit]:
+    """The tab of all tests that need no particular screen or theme."""
+    usual = Visit(chromium, "")
+    yield usual
+    usual.context.close()
+
+
 @pytest.fixture
-def visit(chromium: object, served_run: str) -> Iterator[Callable[..., Visit]]:
+def visit(chromium: object, usual_visit: Visit, served_run: str) -> Iterator[Callable[..., Visit]]:
     """`visit(...)` opens the page of a trained run; afterwards there must be no errors and no other hosts."""
     made = []
 
     def opened(address: str = served_run, **settings: object) -> Visit:
-        made.append(Visit(chromium, address, **settings))
+        made.append(Visit(chromium, address, **settings) if settings else usual_visit)
+        made[-1].address = address
         return made[-1].open()
 
+    usual_visit.errors.clear()
+    usual_visit.hosts.clear()
     yield opened
     for each in made:
-        each.context.close()
+        if each is usual_visit:
+            each.page.evaluate("localStorage.clear()")
+            each.page.goto("about:blank")
+        else:
+            each.context.close()
         assert each.errors == []
         assert each.hosts - {""} == {each.address.split("/")[2]}  # "": pictures that the page holds itself
 
@@ -112,7 +127,6 @@ def test_clicks_and_history(visit: Callable[..., Visit], tmp_path: Path) -> None
     page.wait_for_selector(".query .path:has-text('row 5')")
     page.reload()
     page.wait_for_selector(".query .path:has-text('row 5')")
-    page.screenshot(path=tmp_path / "walk.png")
 
 
 def test_filters_and_pages(visit: Callable[..., Visit]) -> None:
@@ -151,7 +165,6 @@ def test_worst_first(visit: Callable[..., Visit], tmp_path: Path) -> None:
     page.wait_for_selector("#grid .value:has-text('%')")
     fractions = [int(text.strip(" %")) for text in page.locator("#grid .value").all_inner_texts()]
     assert fractions == sorted(fractions, reverse=True)
-    page.screenshot(path=tmp_path / "worst.png")
 
 
 def test_confusions_lead_to_images(visit: Callable[..., Visit], tmp_path: Path) -> None:
@@ -160,7 +173,6 @@ def test_confusions_lead_to_images(visit: Callable[..., Visit], tmp_path: Path) 
     page.wait_for_selector(".pair")
     fractions = [float(text.split()[0]) for text in page.locator(".pair .fraction b").all_inner_texts()]
     assert fractions == sorted(fractions, reverse=True)
-    page.screenshot(path=tmp_path / "confusions.png")
     page.click(".pair >> nth=0")
     page.wait_for_selector(".mistake")
     first = page.locator(".mistake >> nth=0")
@@ -170,7 +182,6 @@ def test_confusions_lead_to_images(visit: Callable[..., Visit], tmp_path: Path) 
     page.wait_for_selector("#nearest .tile")
     page.click("button:has-text('All pairs')")
     page.wait_for_selector(".pair")
-    page.screenshot(path=tmp_path / "pair.png")
 
 
 def test_upload_finds_itself(visit: Callable[..., Visit], tmp_path: Path) -> None:
@@ -195,7 +206,6 @@ def test_upload_finds_itself(visit: Callable[..., Visit], tmp_path: Path) -> Non
     votes = [int(text) for text in page.locator("#votes li .quiet").all_inner_texts()]
     assert votes == sorted(votes, reverse=True)
     assert sum(votes) == 10
-    page.screenshot(path=tmp_path / "upload.png")
     page.click("#nearest .tile >> nth=2")
     page.wait_for_selector(".query .path:has-text('row')")
     page.go_back()
@@ -215,7 +225,6 @@ def test_invalid_uploads_are_one_line(chromium: object, served_run: str, tmp_pat
         (tmp_path / name).write_bytes(contents)
         seen.page.set_input_files("#file", tmp_path / name)
         seen.page.wait_for_selector(f"#notice:has-text('{message}')")
-    seen.page.screenshot(path=tmp_path / "bad.png")
     seen.page.keyboard.press("Escape")
     seen.page.wait_for_selector("#notice", state="hidden")
     seen.page.click("#grid .tile >> nth=0")
@@ -232,7 +241,6 @@ def test_map_moves_zooms_and_selects(visit: Callable[..., Visit], tmp_path: Path
     seen.until("places !== null && frame === 0")
     blank = (seen.pixels("#stage") == 255).all(axis=2).mean()
     assert blank < 0.995  # something is drawn
-    page.screenshot(path=tmp_path / "map.png")
     x, y = seen.on_map(10)
     page.mouse.move(x, y)
     page.wait_for_selector("#tip:visible")
@@ -271,7 +279,6 @@ def test_links_are_drawn_to_proxies(visit: Callable[..., Visit], tmp_path: Path)
     own = [proxy for proxy in graph["linked"] if proxy // per_class == graph["own_class"]]
     assert len(own) == per_class
     with_links = seen.pixels("#stage")
-    page.screenshot(path=tmp_path / "links.png")
     page.uncheck("#proxies")
     seen.until("frame === 0")  # what was asked for is drawn
     without = seen.pixels("#stage")
@@ -355,7 +362,6 @@ def test_ten_classes_have_colors_and_others_by_click(
     page.click(".dot-button")
     assert page.evaluate(f"colors[{last}]") != gray
     assert page.evaluate("slots") == [*range(9), 12]  # in place of the last one
-    page.screenshot(path=tmp_path / "legend.png")
     page.click("#legend button >> nth=0")
     assert page.evaluate("slots") == [None, *range(1, 9), 12]
     assert page.evaluate("colors[0]") == gray
@@ -388,7 +394,6 @@ def test_result_is_above_the_fold_on_a_phone(visit: Callable[..., Visit], tmp_pa
     seen.until("places !== null && frame === 0")
     page.evaluate("choose(3)")
     page.wait_for_selector(".query .path:has-text('row 3')")
-    page.screenshot(path=tmp_path / "phone-map.png")
     assert page.evaluate(in_sight)
     Image.new("RGB", (50, 50)).save(tmp_path / "photo.png")
     page.set_input_files("#file", tmp_path / "photo.png")
@@ -476,7 +481,6 @@ def test_narrow_screen_needs_no_sideways_scrolling(visit: Callable[..., Visit], 
 
     def fits(name: str) -> None:
         page.wait_for_timeout(300)
-        page.screenshot(path=tmp_path / f"narrow-{name}.png")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         wide = page.evaluate(
             "[...document.querySelectorAll('main *')].filter(e => e.checkVisibility() && "
@@ -506,7 +510,6 @@ def test_dark_mode_is_remembered(visit: Callable[..., Visit], tmp_path: Path) ->
     paper = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     dark = page.evaluate(paper)
-    page.screenshot(path=tmp_path / "dark.png")
     page.click("#theme")
     assert page.evaluate(paper) != dark
     page.reload()
@@ -578,7 +581,6 @@ def test_class_names_are_not_markup(visit: Callable[..., Visit], own_features: s
     assert page.locator("main img").count() == 0
     values = [float(text) for text in page.locator("#nearest .value").all_inner_texts()]
     assert values == sorted(values)  # distances: these vectors are not of unit length
-    page.screenshot(path=tmp_path / "own.png")
     page.keyboard.press("m")
     seen.until("places !== null")
     x, y = seen.on_map(3)

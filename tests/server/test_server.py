@@ -25,6 +25,7 @@ from proxygml.cli.browse import browse
 from proxygml.data import decoding
 from proxygml.embeddings import Embeddings
 from proxygml.server import connections, guards, responses, server
+from proxygml.server import map as maps
 from proxygml.server.connections import listen
 from proxygml.server.images import SIDES, Thumbnails
 from proxygml.server.server import create_app
@@ -115,8 +116,8 @@ class TestResponses:
         assert points.shape == (12, 2)
         assert np.abs(points).max() == pytest.approx(1)
 
-    @pytest.mark.slow
-    def test_tsne_runs_as_a_job(self, client: TestClient) -> None:
+    def test_tsne_runs_as_a_job(self, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(maps, "run_in_process", lambda layout, vectors, report: vectors)
         assert client.get("/api/map/tsne").status_code == 409
         assert client.post("/api/jobs/tsne").json()["state"] == "running"
         client.app.state.responses.jobs["tsne"].wait()
