@@ -110,7 +110,6 @@ def test_walk_with_photos(
     assert line in one_line(capsys.readouterr().err)
     proxygml("embed", run, "--data", moved, "--out", "again.npz")
     np.testing.assert_array_equal(Embeddings.load(Path("again.npz")).paths, indexed.paths)
-    assert "test images of the run" in one_line(proxygml("export", run, "exported", "--data", moved))
     assert found(run, "--data", moved, "--image", photo, "-n", 1) == [(str(photo), itself)]
     assert uploaded(run, "--data", moved) == ("class 3/1.jpg", itself)
     assert uploaded("index", "--data", moved) == (str(old), itself)

@@ -32,9 +32,9 @@ DATABASE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter if S
 
 
 class Database:
-    """The database in a file or in memory; processes and threads may share it."""
+    """The database in a file or in memory, new if metadata are given; processes and threads may share it."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, metadata: dict[str, str] | None = None) -> None:
         self.path = path
         name = ":memory:" if path is None else path
         self.connection = sqlite3.connect(name, timeout=60, isolation_level=None, check_same_thread=False)
@@ -42,11 +42,10 @@ class Database:
         # Views and triggers in a file from a stranger must not call functions with side effects.
         self.connection.execute("PRAGMA trusted_schema = OFF")
         self.connection.execute("PRAGMA cell_size_check = ON")
-
-    def create_tables(self, metadata: dict[str, str]) -> None:
-        self.connection.executescript(TABLES)
-        with self.transaction():
-            self.set_metadata(metadata)
+        if metadata is not None:
+            self.connection.executescript(TABLES)
+            with self.transaction():
+                self.set_metadata(metadata)
 
     def set_metadata(self, values: dict[str, str]) -> None:
         """Add or replace metadata within a transaction, and update its checksum."""

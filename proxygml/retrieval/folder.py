@@ -39,7 +39,8 @@ class FolderStorage:
         self.database, self.rows, self.metadata = database, database.rows, database.metadata
         self.folder = None if database.path is None else database.path.parent  # None: in memory
         self.location = str(self.folder or "the index")
-        self.settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
+        settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
+        self.dim, self.model, self.kind = settings
         self.close, self.check = database.close, database.check
         self._vector_index: VectorIndex | None = None
         self._lock = threading.RLock()
@@ -47,15 +48,10 @@ class FolderStorage:
     @classmethod
     def create(cls, folder: str | Path | None, metadata: dict[str, str]) -> "FolderStorage":
         if folder is None:
-            database = Database(None)
-            database.create_tables(metadata)
-            return cls(database)
-        folder = Path(folder)
-        check_new(folder)
-        with atomic_write(folder / DATABASE) as draft:
-            database = Database(draft)
-            database.create_tables(metadata)
-            database.close()
+            return cls(Database(None, metadata))
+        check_new(Path(folder))
+        with atomic_write(Path(folder) / DATABASE) as draft:
+            Database(draft, metadata).close()
         return cls.open(folder)
 
     @classmethod
@@ -119,7 +115,7 @@ class FolderStorage:
         results: list[list[Hit]] = []
         with self._lock:
             vector_index = self._update()
-            candidates_per_block = CANDIDATE_ELEMENTS // (self.settings.dim * vector_index.num_candidates(count))
+            candidates_per_block = CANDIDATE_ELEMENTS // (self.dim * vector_index.num_candidates(count))
             block = min(max(1, candidates_per_block), QUERY_BLOCK)
             for start in range(0, len(vectors), block):
                 queries = vectors[start : start + block]  # (B, D)
@@ -156,7 +152,7 @@ class FolderStorage:
                 np.array([labels[row[2]] for row in rows]),
                 np.array([row[1] for row in rows], str),
                 class_names,
-                self.settings.model,
+                self.model,
             )
             start = rows[-1][0]
 
@@ -178,7 +174,7 @@ class FolderStorage:
 
     def _update(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VectorIndex:
         """The faiss index, with all changes of the database."""
-        (dim, _, kind), index = self.settings, self._vector_index
+        dim, kind, index = self.dim, self.kind, self._vector_index
         ((count,),) = self.rows("SELECT COUNT(*) FROM items")
         if index is None and self.folder is not None and kind != "exact":
             index = VectorIndex.read(self.folder, kind, dim)
@@ -209,9 +205,9 @@ class FolderStorage:
 
     def _matrix(self, vectors: list[bytes]) -> np.ndarray:
         """Vectors as stored in the database -> (M, D)."""
-        if any(not isinstance(vector, bytes) or len(vector) != 4 * self.settings.dim for vector in vectors):
+        if any(not isinstance(vector, bytes) or len(vector) != 4 * self.dim for vector in vectors):
             raise ValueError(f"{self.location} is damaged (vectors of other lengths): build the index again")
-        return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.settings.dim).astype(np.float32, copy=False)
+        return np.frombuffer(b"".join(vectors), "<f4").reshape(-1, self.dim).astype(np.float32, copy=False)
 
 
 def _model_checksum(model: Path) -> str:

@@ -29,7 +29,7 @@ class Index:
 
     def __init__(self, storage: FolderStorage | PostgresStorage) -> None:
         self.storage, self.location = storage, storage.location
-        self.dim, self.model, self.kind = storage.settings
+        self.dim, self.model, self.kind = storage.dim, storage.model, storage.kind
 
     @classmethod
     def create(

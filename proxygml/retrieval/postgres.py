@@ -73,7 +73,8 @@ class PostgresStorage:
         with one_line_errors(self.location):
             self._connection = connect(url)
         self.close = weakref.finalize(self, self._connection.close)
-        self.settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
+        settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
+        self.dim, self.model, self.kind = settings
 
     @classmethod
     def create(cls, url: str | Path | None, metadata: dict[str, str]) -> "PostgresStorage":
@@ -156,7 +157,7 @@ class PostgresStorage:
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
         results: list[list[Hit]] = [[] for _ in vectors]
         with self.transaction() as connection:  # the settings below end with it
-            if self.settings.kind == "hnsw":
+            if self.kind == "hnsw":
                 ef_search = str(min(max(MIN_EF_SEARCH, 2 * count), MAX_EF_SEARCH))
                 options = {"hnsw.ef_search": ef_search, "hnsw.iterative_scan": "strict_order", "enable_seqscan": "off"}
                 for name, value in options.items():
@@ -184,7 +185,7 @@ class PostgresStorage:
                         np.array([labels[class_id] for _, class_id, _ in rows]),
                         np.array([path for path, _, _ in rows], str),
                         class_names,
-                        self.settings.model,
+                        self.model,
                     )
 
     def check(self) -> None:
@@ -192,7 +193,7 @@ class PostgresStorage:
 
     def refresh(self, progress: Callable[[int, int], None]) -> None:
         """Build the HNSW graph if it is missing; until then every search is exact."""
-        if self.settings.kind == "hnsw":
+        if self.kind == "hnsw":
             progress(0, 1)
             with self.transaction() as connection:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self.url.name])
@@ -208,7 +209,7 @@ class PostgresStorage:
     def model_folder(self) -> Path | None:
         """A folder in the user's cache."""
         # Others write to this database: neither the id of a model nor a file's name may choose where files go.
-        cache_key = hashlib.sha256(f"{self.url} {self.settings.model}".encode()).hexdigest()[:32]
+        cache_key = hashlib.sha256(f"{self.url} {self.model}".encode()).hexdigest()[:32]
         folder = cache_folder() / "models" / cache_key
         if not (folder / "recipe.json").is_file():
             contents = dict(self.rows("SELECT name, content FROM model"))

@@ -1,7 +1,6 @@
 """Checks of what goes into an index, of queries and of settings, whatever stores the items."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,20 +13,12 @@ MAX_VALUE = 1e15  # of a vector's elements: squared distances must stay finite i
 Block = tuple[np.ndarray, list[str], list[str]]  # vectors (BLOCK_ROWS, D) as float32, class names, paths
 
 
-class Settings(NamedTuple):
-    """What an index is created with."""
-
-    dim: int
-    model: str
-    kind: str
-
-
-def read_settings(metadata: dict[str, str], schema_version: int, location: str) -> Settings:
-    """The settings in the metadata of an index; an error if another version of the package has written it."""
+def read_settings(metadata: dict[str, str], schema_version: int, location: str) -> tuple[int, str, str]:
+    """dim, model and kind of an index; an error if another version of the package has written it."""
     if metadata["schema_version"] != str(schema_version):
         versions = f"{metadata['version']}, this is {__version__}"
         raise ValueError(f"{location} was written by proxygml {versions}: update proxygml or build the index again")
-    return Settings(int(metadata["dim"]), metadata["model"], metadata["kind"])
+    return int(metadata["dim"]), metadata["model"], metadata["kind"]
 
 
 def check_vectors(vectors: np.ndarray, dim: int, location: object) -> np.ndarray:
