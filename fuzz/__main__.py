@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from proxygml.cli.display import output, show_progress
+from proxygml.display import output, show_progress
 from proxygml.files import atomic_write
 from proxygml.optional import library
 from proxygml.paper.tables import Table

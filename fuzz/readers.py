@@ -25,6 +25,7 @@ from proxygml.embeddings import Embeddings
 from proxygml.paper.results import Results, known_runs, load_runs
 from proxygml.retrieval import Index
 from proxygml.retrieval.contents import erase
+from proxygml.training.checkpoints import load_checkpoint
 from proxygml.training.run import Run
 
 LONGEST = 2000  # characters of a message that a person can still read
@@ -247,8 +248,9 @@ READERS: dict[str, Reader] = {
         seeds.embeddings, archive("vectors.npz", *seeds.ARRAYS), lambda folder: Embeddings.load(folder / "vectors.npz")
     ),
     "checkpoint": Reader(
-        seeds.checkpoints, archive("best.pt", *seeds.records()), lambda folder: Run(folder).load_best()
+        seeds.checkpoints, archive("last.pt", *seeds.records()), lambda folder: load_checkpoint(folder / "last.pt")
     ),
+    "network": Reader(lambda: [seeds.network()], files("model.safetensors"), lambda folder: Run(folder).load_best()),
     "weights": Reader(
         seeds.weights, archive("weights.pth", *seeds.records()), lambda folder: read_tensors(folder / "weights.pth")
     ),

@@ -14,6 +14,7 @@ from PIL import Image
 
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Index
+from proxygml.training.checkpoints import save_weights
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
 
@@ -132,11 +133,21 @@ def omniglot() -> list[bytes]:
 
 
 @cache
+def state() -> dict:
+    weights = {"model": {"weight": torch.ones(2, 3), "count": torch.tensor(3)}, "loss": {"proxies": torch.ones(2, 1)}}
+    return weights | {"epoch": 1, "class_names": ["a", "b"]}
+
+
 def checkpoint() -> bytes:
     file = io.BytesIO()
-    weights = {"model": {"weight": torch.ones(2, 3), "count": torch.tensor(3)}, "loss": {"proxies": torch.ones(2, 1)}}
-    torch.save(weights | {"epoch": 1}, file)
+    torch.save(state(), file)
     return file.getvalue()
+
+
+def network() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        save_weights(state(), path := Path(folder, "model.safetensors"))
+        return path.read_bytes()
 
 
 def records() -> tuple[str, ...]:
@@ -187,7 +198,7 @@ OTHERS = [b"L.file\nx", b"L.folder\n", b"P.pipe\n"]  # what nobody reads, until 
 
 def run_folders() -> list[bytes]:
     scores, log = runs()[0].split(BETWEEN)
-    held = {b"recipe.json": recipes()[0], b"scores.json": scores, b"log.jsonl": log, b"best.pt": checkpoint()}
+    held = {b"recipe.json": recipes()[0], b"scores.json": scores, b"log.jsonl": log, b"model.safetensors": network()}
     held |= {b"last.pt": checkpoint()}
     whole = [b"F%s\n%s" % entry for entry in held.items()]
     return [BETWEEN.join([*whole, *more]) for more in ([], OTHERS)]

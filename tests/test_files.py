@@ -109,7 +109,7 @@ def test_temporaries_of_killed_processes_are_removed(tmp_path: Path) -> None:
         "with atomic_write(Path(sys.argv[1])) as draft:\n"
         "    draft.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    for name in ("last.pt", "last.pt", "best.pt"):
+    for name in ("last.pt", "last.pt", "model.safetensors"):
         subprocess.run([sys.executable, "-c", process, tmp_path / name])
     (tmp_path / "last.pt").touch()
     assert len(list(tmp_path.iterdir())) == 4

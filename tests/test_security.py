@@ -21,7 +21,8 @@ from proxygml.embeddings import Embeddings
 from proxygml.paper.results import load_runs
 from proxygml.retrieval import Index
 from proxygml.retrieval.database import Database
-from proxygml.training.run import Run, load_checkpoint
+from proxygml.training.checkpoints import load_checkpoint
+from proxygml.training.run import Run
 
 
 class Bomb:
@@ -66,8 +67,8 @@ def plain(path: Path, marker: Path) -> None:
 
 ONE = {"vectors": np.ones((1, 2), np.float32), "labels": np.zeros(1, int)}
 READERS = {  # name of the file, what writes it, what a user reads it with
-    "a checkpoint": ("best.pt", saved(lambda bomb, path: torch.save({"model": bomb}, path)), load_checkpoint),
-    "a checkpoint without a zip": ("best.pt", plain, load_checkpoint),
+    "a checkpoint": ("last.pt", saved(lambda bomb, path: torch.save({"model": bomb}, path)), load_checkpoint),
+    "a checkpoint without a zip": ("last.pt", plain, load_checkpoint),
     "weights": ("w.pth", saved(lambda bomb, path: torch.save({"conv.weight": bomb}, path)), read_tensors),
     "weights without a zip": ("w.pth", plain, read_tensors),
     "safetensors": ("w.safetensors", plain, read_tensors),

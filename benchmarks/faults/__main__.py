@@ -28,7 +28,7 @@ from benchmarks.faults.hostile import HOSTILE, changed_mine
 from benchmarks.faults.injection import INJECTED, Trial, folder_bytes, mounts_on, recover
 from benchmarks.faults.processes import Command
 from benchmarks.faults.workloads import WORKLOADS, Workload, make_shared_inputs
-from proxygml.cli.display import show_progress
+from proxygml.display import show_progress
 from proxygml.files import atomic_write
 from proxygml.paper.tables import Table
 from proxygml.training.run import provenance

@@ -178,7 +178,7 @@ WORKLOADS = {
             _copy_run,
             lambda shared, folder: ["embed", folder / "run", "--out", folder / "vectors.npz"],
             _embed_result,
-            "run/best.pt",
+            "run/model.safetensors",
             workers=True,
             locks=False,
         ),
@@ -189,7 +189,7 @@ WORKLOADS = {
                 *("index", "build", shared / "photos", "--out", folder / "index", "--run", folder / "run"),
             ],
             _index_result,
-            "index/items.sqlite index/model/best.pt",
+            "index/items.sqlite index/model/model.safetensors",
         ),
         Workload(
             "index-vectors",

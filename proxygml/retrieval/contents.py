@@ -13,7 +13,7 @@ from pathlib import Path
 from proxygml import files
 
 DATABASE = "items.sqlite"
-MODEL_FILES = ("best.pt", "recipe.json")  # of a run: enough to embed a query
+MODEL_FILES = ("model.safetensors", "recipe.json")  # of a run: enough to embed a query
 FAISS_FILE = re.compile(r"(hnsw|ivf-pq)-\d+\.faiss")
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names another file
 

@@ -131,7 +131,7 @@ class Index:
         self.storage.refresh(progress)
 
     def save_model(self, run: Path) -> None:
-        """Copy best.pt and recipe.json of a run into the index, to embed queries."""
+        """Copy model.safetensors and recipe.json of a run into the index, to embed queries."""
         self.storage.save_model(run)
 
     def model_folder(self) -> Path | None:

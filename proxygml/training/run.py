@@ -1,27 +1,21 @@
 """Run: a folder with recipe, log, checkpoints, scores and plots."""
 
-import errno
-import hashlib
 import json
 import os
-import pickle
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from proxygml.backbones.pickles import check_pickles
 from proxygml.files import (
-    UnwritableError,
     atomic_write,
     one_line,
     parse_json,
@@ -31,16 +25,17 @@ from proxygml.files import (
     verify_checksum,
     with_checksum,
 )
+from proxygml.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_weights, weights_checksum
 from proxygml.training.recipe import Recipe
 from proxygml.version import __version__
 
-Progress = Callable[[str, int, int, str], None]  # activity, done, total (0: a message), note
-UNTRAINED = "no best.pt in {}: train it first with proxygml train --resume"
+WEIGHTS = "model.safetensors"
+UNTRAINED = "no model.safetensors in {}: train it first with proxygml train --resume"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder: recipe.json, log.jsonl, last.pt (and previous.pt), best.pt, scores.json and plots."""
+    """A folder: recipe.json, log.jsonl, last.pt (and previous.pt), model.safetensors, scores.json and plots."""
 
     folder: Path
 
@@ -160,31 +155,24 @@ class Run:
             shutil.rmtree(self.shards(old), ignore_errors=True)
 
     def save_best(self, state: dict) -> None:
-        """Write best.pt: the weights to use."""
-        with atomic_write(self.folder / "best.pt") as path:
-            save_checkpoint(state, path)
+        """Write model.safetensors: the weights to use."""
+        with atomic_write(self.folder / WEIGHTS) as path:
+            save_weights(state, path)
 
     @property
     def model_id(self) -> str:
         """A hash of the trained weights; equal weights have equal ids, whenever they were written."""
-        with self._best() as path, _as_value_error(path), zipfile.ZipFile(require_file(path)) as archive:
-            records = [(info.filename.split("/", 1)[-1], info.CRC) for info in archive.infolist()]
-        # Names start with the name of the file, and serialization_id depends on it.
-        content = [record for record in sorted(records) if not record[0].endswith("serialization_id")]
-        return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+        with self._best() as path:
+            return weights_checksum(path)[:16]
 
     def load_best(self) -> dict:
         """The weights to use."""
         with self._best() as path:
-            state = load_checkpoint(path)
-            if not isinstance(state.get("model"), dict) or not isinstance(state.get("loss", {}), dict):
-                names = one_line(", ".join(map(str, state)) or "nothing", max_length=100)
-                raise ValueError(f"{path} is not the network of a run: expected a model, got {names}")
-            return state
+            return load_weights(path)
 
     @contextmanager
     def _best(self) -> Iterator[Path]:
-        path = self.folder / "best.pt"
+        path = self.folder / WEIGHTS
         if not path.exists():
             raise FileNotFoundError(UNTRAINED.format(self.folder))
         try:
@@ -193,12 +181,12 @@ class Run:
             raise ValueError(f"{error}: write it again with proxygml train --resume {self.folder}") from error
 
     def raise_best_lost(self, epoch: int) -> None:
-        """Raise the error for a best.pt without the weights of the best epoch."""
-        raise ValueError(f"{self.folder / 'best.pt'} is not from epoch {epoch}, the best: {self._restart_hint}")
+        """Raise the error for a model.safetensors without the weights of the best epoch."""
+        raise ValueError(f"{self.folder / WEIGHTS} is not from epoch {epoch}, the best: {self._restart_hint}")
 
     def clear(self) -> None:
         """Remove temporary files of killed processes."""
-        checkpoints, plots = ("last.pt", "best.pt"), ("curves.png", "retrieval.png", "map.png")
+        checkpoints, plots = ("last.pt", WEIGHTS), ("curves.png", "retrieval.png", "map.png")
         names = ("recipe.json", "log.jsonl", "scores.json", *checkpoints, *plots)
         remove_temporaries(*(self.folder / name for name in names))
 
@@ -239,43 +227,3 @@ def require_empty(folder: Path) -> None:
         run = (folder / "recipe.json").is_file()
         hint = f", or continue with --resume {folder}" if run else ": its files are not those of a run"
         raise FileExistsError(f"{folder} is not empty: choose another --out{hint}")
-
-
-def save_checkpoint(state: dict, path: Path) -> None:
-    """Write tensors and plain values to `path`."""
-    try:
-        torch.save(state, path)
-    except RuntimeError as error:  # torch does not pass on the system's error
-        free = shutil.disk_usage(path.parent).free / 2**20
-        raise UnwritableError(f"could not write a checkpoint to {path.parent}, which has {free:.1f} MB left") from error
-
-
-def load_checkpoint(path: Path) -> dict:
-    """The state from `save_checkpoint`; a truncated or altered file is a ValueError."""
-    with _as_value_error(path), require_file(path).open("rb") as file:
-        check_pickles(file)
-        with zipfile.ZipFile(file) as archive:
-            altered = archive.testzip()  # compares the checksum of every record
-        if altered is not None:
-            raise ValueError(f"{altered} is altered")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict):
-        raise ValueError(f"{path} is no checkpoint: expected values by name, got {type(state).__name__}")
-    return state
-
-
-@contextmanager
-def _as_value_error(path: Path) -> Iterator[None]:
-    """Turn errors while reading a checkpoint into a ValueError with its path."""
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} contains more than weights and plain values: not opened") from error
-    except Exception as error:  # zipfile and torch raise many types; EINVAL for a wrong offset
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise
-        raise ValueError(f"{path} is damaged: {one_line(error, max_length=120)}") from error
-
-
-def no_progress(what: str, done: int, total: int, note: str) -> None:
-    pass

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import save_file
 
 from fuzz.readers import LONGEST, READERS, complaint
 from fuzz.seeds import BETWEEN, checkpoint, embeddings, npz, picture
@@ -24,7 +25,8 @@ from proxygml.data import ImageList, load
 from proxygml.data.check import find_problems
 from proxygml.data.images import Crops
 from proxygml.embeddings import Embeddings
-from proxygml.training.run import Run, load_checkpoint
+from proxygml.training.checkpoints import load_checkpoint
+from proxygml.training.run import Run
 
 SIGNS = [b"\xff" * 4, b"\0" * 8, b"\x7f\xff\xff\xff", b"-1", b"1e999", b"9" * 30, b"nan", b'"', b"[" * 50, b"/.."]
 ODD = [None, True, -1, 0, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 9999, "\ud800", "a\nb", [], {}, [[{}]]]
@@ -158,16 +160,18 @@ def test_zip_bombs_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "vectors.npz").write_bytes(zip_bomb(embeddings()[0][1:]))
     with pytest.raises(ValueError, match=r"vectors\.npz .* unpacks to 1,099,511,.*: it is not opened"):
         Embeddings.load(tmp_path / "vectors.npz")
-    (tmp_path / "best.pt").write_bytes(zip_bomb(checkpoint()))
-    with pytest.raises(ValueError, match=r"best\.pt .* unpacks to more: it is not opened"):
-        load_checkpoint(tmp_path / "best.pt")
+    (tmp_path / "last.pt").write_bytes(zip_bomb(checkpoint()))
+    with pytest.raises(ValueError, match=r"last\.pt .* unpacks to more: it is not opened"):
+        load_checkpoint(tmp_path / "last.pt")
 
 
 def test_checkpoint_with_other_content_is_refused(tmp_path: Path) -> None:
-    for state, said in (([1, 2], "expected values by name, got list"), ({"a": 1}, "expected a model, got a")):
-        torch.save(state, tmp_path / "best.pt")
-        with pytest.raises(ValueError, match=said):
-            Run(tmp_path).load_best()
+    torch.save([1, 2], tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="expected values by name, got list"):
+        load_checkpoint(tmp_path / "last.pt")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="expected the weights of a run, got another safetensors file"):
+        Run(tmp_path).load_best()
 
 
 @pytest.mark.parametrize(("name", "lines"), [("table.csv", "path,label\n"), ("Ebay_train.txt", "")])
@@ -224,9 +228,9 @@ class Greedy:
 
 
 def test_checkpoint_that_allocates_memory_is_not_opened(tmp_path: Path) -> None:
-    torch.save({"model": Greedy(), "loss": {}}, tmp_path / "best.pt")
+    torch.save({"model": Greedy(), "loss": {}}, tmp_path / "last.pt")
     with pytest.raises(ValueError, match="contains more than weights and plain values"):
-        Run(tmp_path).load_best()
+        load_checkpoint(tmp_path / "last.pt")
 
 
 @pytest.mark.slow

@@ -208,7 +208,7 @@ class TestErrors:
         Run.create(tmp_path / "run", Recipe())
         code, line = failure(capsys, "export", tmp_path / "run", tmp_path / "out")
         assert code == 1
-        assert "no best.pt" in line
+        assert "no model.safetensors" in line
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize("library", ["onnxscript", "onnxruntime"])

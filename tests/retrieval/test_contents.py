@@ -51,7 +51,7 @@ def test_journal_of_a_killed_process_is_rolled_back(sent: Path, letter: Path) ->
     assert not (sent / "items.sqlite-journal").exists()
 
 
-OURS = ["items.sqlite", "items.sqlite-journal", "items.sqlite-wal", "hnsw-20.faiss", "model", "model/best.pt"]
+OURS = ["items.sqlite", "items.sqlite-journal", "items.sqlite-wal", "hnsw-20.faiss", "model", "model/model.safetensors"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -71,7 +71,7 @@ def test_links_and_pipes_are_refused(name: str, replace, sent: Path, letter: Pat
 
 def test_erase_removes_only_files_of_an_index(sent: Path) -> None:
     (sent / "model").mkdir()
-    for name in ("model/best.pt", "model/recipe.json", "hnsw-7.faiss", ".lock"):
+    for name in ("model/model.safetensors", "model/recipe.json", "hnsw-7.faiss", ".lock"):
         (sent / name).touch()
     (sent / "thesis.txt").write_text("five years")
     with pytest.raises(FileExistsError, match=r"thesis.txt does not belong to an index.*: move it elsewhere"):

@@ -183,13 +183,13 @@ class TestDamage:
 
     def test_altered_model_is_not_used(self, new_index, tmp_path: Path) -> None:
         index = new_index(0)
-        (tmp_path / "best.pt").write_bytes(b"weights")
+        (tmp_path / "model.safetensors").write_bytes(b"weights")
         (tmp_path / "recipe.json").write_text("{}")
         index.save_model(tmp_path)
-        (index.model_folder() / "best.pt").write_bytes(b"weighty")
+        (index.model_folder() / "model.safetensors").write_bytes(b"weighty")
         assert index.model_folder() is None
         index.save_model(tmp_path)
-        assert (index.model_folder() / "best.pt").read_bytes() == b"weights"
+        assert (index.model_folder() / "model.safetensors").read_bytes() == b"weights"
 
     @pytest.mark.slow
     def test_killed_process_leaves_the_last_transaction(self, tmp_path: Path) -> None:

@@ -235,12 +235,12 @@ class TestEveryIndex:
         index = Index.create(location, dim=DIM, model=f"{storage}-{kind}", kind=kind)
         assert index.model_folder() is None
         (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "best.pt").write_bytes(b"\x00weights")
+        (tmp_path / "run" / "model.safetensors").write_bytes(b"\x00weights")
         (tmp_path / "run" / "recipe.json").write_text("{}")
         index.save_model(tmp_path / "run")
         index.set_metadata("source", "birds")
         reopened = Index.open(location)
-        assert (reopened.model_folder() / "best.pt").read_bytes() == b"\x00weights"
+        assert (reopened.model_folder() / "model.safetensors").read_bytes() == b"\x00weights"
         assert (reopened.model_folder() / "recipe.json").read_text() == "{}"
         assert reopened.metadata["source"] == "birds"
 

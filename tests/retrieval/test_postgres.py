@@ -122,7 +122,7 @@ def test_shared_database_does_not_choose_where_files_go(
     monkeypatch.setenv("PROXYGML_CACHE", str(tmp_path / "home" / "cache"))
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("best.pt", "recipe.json"):
+    for name in ("model.safetensors", "recipe.json"):
         (run / name).write_text(name)
     index = Index.create(new_database, dim=2, model="../../../outside")
     index.save_model(run)
@@ -130,7 +130,7 @@ def test_shared_database_does_not_choose_where_files_go(
         connection.execute("INSERT INTO model VALUES (%s, %b)", ["../../../.bashrc", b"harm"])
         connection.execute("INSERT INTO model VALUES (%s, %b)", [str(tmp_path / "absolute"), b"harm"])
     folder = Index.open(new_database).model_folder()
-    assert sorted(file.name for file in folder.iterdir()) == ["best.pt", "recipe.json"]
-    assert (folder / "best.pt").read_text() == "best.pt"
+    assert sorted(file.name for file in folder.iterdir()) == ["model.safetensors", "recipe.json"]
+    assert (folder / "model.safetensors").read_text() == "model.safetensors"
     assert folder.is_relative_to(tmp_path / "home" / "cache")
     assert {path.name for path in tmp_path.iterdir()} == {"home", "run"}

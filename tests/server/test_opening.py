@@ -234,7 +234,7 @@ def test_network_with_other_names_than_proxies_shows_none(run: Run) -> None:
 
 
 def test_untrained_run(run: Run) -> None:
-    (run.folder / "best.pt").unlink()
+    (run.folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="train it first"):
         opened(run.folder)
     with pytest.raises(FileNotFoundError, match="train it first"):
