@@ -61,7 +61,9 @@ def step_times(recipe: Recipe, steps: int) -> Iterator[dict[str, float]]:
 def evaluation_fraction(recipe: Recipe) -> float:
     """Fraction of an epoch spent on evaluating held-out classes, median over epochs."""
     with tempfile.TemporaryDirectory() as folder:
-        log = trainer.train(recipe.changed({"epochs": 3, "baselines": False, "test": False}), Path(folder) / "run").log
+        log = trainer.train(
+            recipe.changed({"epochs": 3, "baselines": False, "test": False}), Path(folder) / "run", progress=False
+        ).log
     return statistics.median(1 - entry["training_seconds"] / entry["seconds"] for entry in log)
 
 

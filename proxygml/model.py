@@ -21,13 +21,14 @@ from proxygml.data.check import Problem, find_problems
 from proxygml.data.folder import list_images
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.splits import Split, image_list
+from proxygml.display import Progress, no_progress
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Index, is_url
 from proxygml.retrieval.contents import build_lock, erase
 from proxygml.retrieval.url import IndexURL
 from proxygml.retrieval.validation import is_text
 from proxygml.training import build
-from proxygml.training.run import Progress, Run, no_progress
+from proxygml.training.run import Run
 
 BLOCK = 1024  # images that are embedded and stored at a time: at most these are lost by Ctrl-C
 MAX_NAMED = 20  # unreadable images that are reported by name

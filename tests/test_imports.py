@@ -13,7 +13,19 @@ PACKAGE = Path(proxygml.__file__).parent
 
 # Packages and modules in the order of the data flow: each imports only earlier ones.
 ORDER = [
-    *("version", "files", "optional", "precision", "distributed", "losses", "optim", "data", "backbones", "evaluation"),
+    *(
+        "version",
+        "files",
+        "optional",
+        "display",
+        "precision",
+        "distributed",
+        "losses",
+        "optim",
+        "data",
+        "backbones",
+        "evaluation",
+    ),
     *("embeddings", "features", "retrieval", "plots", "training", "export", "model", "server", "paper", "cli"),
     "__main__",
 ]

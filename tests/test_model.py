@@ -459,7 +459,8 @@ class TestMistakes:
     def test_other_network_is_refused(self, photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run")
         other = Run.open(tmp_path / "run")
-        other.save_best({**other.load_best(), "more": 1})
+        best = other.load_best()
+        other.save_best({**best, "loss": {"proxies": best["loss"]["proxies"] + 1}})
         run_command(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
         line = failure(capsys, "index", "add", tmp_path / "index", photos, "--run", other.folder)
         assert f"these are of model {other.model_id}: embed them with the same model" in line

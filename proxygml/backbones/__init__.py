@@ -40,16 +40,17 @@ class PixelScaling(nn.Module):
 
 
 class Embedder(nn.Module):
-    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D): pixel scaling, trunk, pooling, linear head.
+    """Images (B, 3, H, W) in RGB, 0..255 -> embeddings (B, D): pixel scaling, trunk, pooling, head.
 
-    Embeddings have unit length if `normalize` is true. `normalize_features` puts batch normalization before the linear
-    layer. Instead of images, it accepts stacked `features` of images: (B, 2, F).
+    The head is a linear layer or, with embedding_dim None, none. Embeddings have unit length if `normalize` is true.
+    `normalize_features` puts batch normalization before the linear layer. Instead of images, it accepts stacked
+    `features` of images: (B, 2, F).
     """
 
     def __init__(
         self,
         trunk: Trunk,
-        embedding_dim: int,
+        embedding_dim: int | None,
         *,
         pooling: Pooling = "average",
         normalize: bool = True,
@@ -57,10 +58,10 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = trunk
-        self.head: nn.Module = nn.Linear(trunk.channels, embedding_dim)
+        self.head: nn.Module = nn.Linear(trunk.channels, embedding_dim) if embedding_dim else nn.Identity()
         if normalize_features:
             self.head = nn.Sequential(nn.BatchNorm1d(trunk.channels), self.head)
-        self.pooling = pooling
+        self.pooling: Pooling = "average" if trunk.pools else pooling
         self.normalize = normalize
         self.scale_pixels = PixelScaling(trunk)
         # Cuts the time of convolutions on a CPU by a third.
@@ -74,7 +75,9 @@ class Embedder(nn.Module):
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and maximum of each feature map of the trunk: (B, 3, H, W) -> (B, F), (B, F)."""
-        maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w)
+        maps = self.trunk(self.scale_pixels(images))  # (B, F, h, w), or (B, F) from a trunk that pools
+        if self.trunk.pools:
+            return maps, maps
         return maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))
 
 
@@ -100,13 +103,6 @@ def build_trunk(name: str) -> Trunk:
         raise unknown_name("a backbone", name, [*BACKBONES, "hf:NAME_OR_FOLDER"])
     module, network, arguments = BACKBONES[name]
     return getattr(importlib.import_module(f"proxygml.backbones.{module}"), network)(*arguments)
-
-
-def without_head(trunk: Trunk, pooling: Pooling = "average") -> Embedder:
-    """The pooled, normalized features of a trunk as an embedding: images (B, 3, H, W) -> (B, F)."""
-    model = Embedder(trunk, trunk.channels, pooling=pooling)
-    model.head = nn.Identity()
-    return model
 
 
 def init_head(head: nn.Module) -> None:

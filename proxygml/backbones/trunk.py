@@ -20,6 +20,7 @@ class Trunk(nn.Module):
     bgr: bool = False
     classifier: tuple[str, ...] = ()  # prefixes of classifier weights, which `load_weights` drops
     is_pretrained: bool = False  # whether a new trunk has its published weights already
+    pools: bool = False  # whether it returns features (B, channels) instead of maps
     published_file: str | None = None  # name of the published ImageNet weights
     weights_from: str = "pass the path of a .pth, .pt or .safetensors file"  # ends an error about missing weights
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from proxygml.cli.display import messages, output, show_progress
 from proxygml.data.splits import Split
+from proxygml.display import messages, output, show_progress
 from proxygml.training.recipe import Device
 
 

@@ -5,7 +5,7 @@ import platform
 import sys
 from collections.abc import Iterator
 
-from proxygml.cli.display import output
+from proxygml.display import output
 from proxygml.files import one_line
 
 LIBRARIES = {  # module: package

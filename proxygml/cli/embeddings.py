@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.display import Report, output, show_progress, show_scores
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
+from proxygml.display import Progress, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
 from proxygml.training.recipe import Device
 
@@ -58,7 +58,7 @@ def embed(
     output.print(f"{len(result)} vectors of {result.dim} dimensions in {out}")
 
 
-def _embed(model: "Model", changes: dict, split: Split | None, progress: Report) -> "Embeddings":
+def _embed(model: "Model", changes: dict, split: Split | None, progress: Progress) -> "Embeddings":
     """Embeddings of the run's images, after changes of its recipe."""
     from proxygml.data.readable import describe_skipped, readable_images
     from proxygml.embeddings import concatenate

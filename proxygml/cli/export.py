@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from proxygml.cli.display import output, show_progress
+from proxygml.display import output, show_progress
 
 
 def export(

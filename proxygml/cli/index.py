@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
-from proxygml.cli.display import Report, messages, output, show_progress
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
+from proxygml.display import Progress, messages, output, show_progress
 from proxygml.training.recipe import Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proxygml.data import ImageList
+    from proxygml.display import Progress
     from proxygml.embeddings import Embeddings
     from proxygml.model import Kind, Model
     from proxygml.retrieval import Index
@@ -265,7 +266,7 @@ def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
     )
 
 
-def _measure_recall(index: "Index", progress: Report) -> float:
+def _measure_recall(index: "Index", progress: Progress) -> float:
     progress("measuring recall", 0, 1, "")
     recall = index.recall()
     progress("measuring recall", 1, 1, "")

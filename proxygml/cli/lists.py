@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from proxygml.cli.display import in_one_line, output, show_losses, show_progress
+from proxygml.cli.display import show_losses
+from proxygml.display import in_one_line, output, show_progress
 
 MAX_FINDINGS = 50  # lines that a check prints
 

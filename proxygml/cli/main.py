@@ -9,7 +9,6 @@ from typing import Annotated
 import tyro
 
 from proxygml.cli.browse import browse
-from proxygml.cli.display import messages, output
 from proxygml.cli.doctor import doctor
 from proxygml.cli.embeddings import embed, evaluate
 from proxygml.cli.export import export
@@ -19,6 +18,7 @@ from proxygml.cli.paper import paper
 from proxygml.cli.parsing import parse
 from proxygml.cli.search import search
 from proxygml.cli.train import presets, train
+from proxygml.display import messages, output
 from proxygml.distributed.launch import is_first_process, should_report
 from proxygml.version import __version__
 

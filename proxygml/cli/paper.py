@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from proxygml.cli.display import output, show_progress, show_table
 from proxygml.cli.stopping import resume_hint
+from proxygml.display import output, show_progress, show_table
 from proxygml.paper import EXPERIMENTS
 
 if TYPE_CHECKING:

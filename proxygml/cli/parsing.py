@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from proxygml.cli.display import messages
+from proxygml.display import messages
 from proxygml.distributed.launch import is_first_process
 from proxygml.files import did_you_mean
 

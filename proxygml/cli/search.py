@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.display import in_one_line, messages, output, show_progress, show_table
 from proxygml.data.splits import Split
+from proxygml.display import in_one_line, messages, output, show_progress, show_table
 from proxygml.training.recipe import Device
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Literal, get_type_hints
 
 import tyro
 
-from proxygml.cli.display import messages, output, program, show_progress, show_run
+from proxygml.cli.display import program, show_run
 from proxygml.cli.stopping import resume_hint
+from proxygml.display import messages, output, show_progress
 from proxygml.distributed.launch import is_first_process
 from proxygml.paper import methods
 from proxygml.training.presets import GLYPHS, PRESETS

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from proxygml.data.decoding import open_image
+from proxygml.data.lazy import LazyImages
 from proxygml.data.names import Names
 from proxygml.files import unknown_name
 
@@ -25,15 +26,16 @@ class ImageList:
     labels: np.ndarray  # (M,) integers 0..C-1
     class_names: tuple[str, ...]  # C names or ids
     root: Path | None = None
-    pixels: np.ndarray | None = None  # (M, H, W) gray or (M, H, W, 3), uint8
+    pixels: np.ndarray | LazyImages | None = None  # M images (H, W) or (H, W, 3), uint8
     features: np.ndarray | None = None  # (M, crops, 2, F) of a frozen network: see training/features.py
     open_file: Callable[[Path], Image.Image] = open_image
+    queries: np.ndarray | None = None  # (M,) bool: these are searched for among the others; None: all among all
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
         if len(labels) != len(self.paths):
             raise ValueError(f"expected one label for each of {len(self.paths)} images, got {len(labels)}")
-        for name in ("pixels", "features"):
+        for name in ("pixels", "features", "queries"):
             array = getattr(self, name)
             if array is not None and len(array) != len(self.paths):
                 raise ValueError(f"expected {name} for each of {len(self.paths)} images, got {len(array)}")
@@ -70,6 +72,7 @@ class ImageList:
             class_names=tuple(self.class_names[c] for c in classes),
             pixels=None if self.pixels is None else self.pixels[indices],
             features=None if self.features is None else self.features[indices],
+            queries=None if self.queries is None else self.queries[indices],
         )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> "ImageList":
@@ -114,12 +117,19 @@ def load(
     else:
         options = {"test_fraction": test_fraction} if name in ("folder", "table", "tar") else {}
         both = module.load(Path(root), **options)
-        if classes is not None:
-            fewest = min(len(images.class_names) for images in both if len(images))
-            if not 2 <= classes <= fewest:
-                raise ValueError(f"expected 2 to {fewest} classes of {name}, got {classes}")
-            both = tuple(images.select_classes(range(classes)) for images in both)
+    return limit_images(both, classes=None if name == "glyphs" else classes, max_class_size=max_class_size)
+
+
+def limit_images(
+    both: tuple[ImageList, ImageList], *, classes: int | None, max_class_size: int | None
+) -> tuple[ImageList, ImageList]:
+    """Training and test images of the first `classes` classes of each, the first `max_class_size` of every class."""
     train, test = both
-    if max_class_size is None:
-        return train, test
-    return train.limit_class_size(max_class_size), test.limit_class_size(max_class_size)
+    if classes is not None:
+        fewest = min(len(images.class_names) for images in both if len(images))
+        if not 2 <= classes <= fewest:
+            raise ValueError(f"expected 2 to {fewest} classes, got {classes}")
+        train, test = train.select_classes(range(classes)), test.select_classes(range(classes))
+    if max_class_size is not None:
+        train, test = train.limit_class_size(max_class_size), test.limit_class_size(max_class_size)
+    return train, test

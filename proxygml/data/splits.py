@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from proxygml.data import ImageList
+from proxygml.data.lazy import LazyImages
 from proxygml.data.names import Names
 
 Split = Literal["train", "test", "all"]
@@ -21,7 +22,7 @@ def image_list(
     *,
     root: Path | None,
     class_names: Mapping[Class, str] | None = None,
-    pixels: np.ndarray | None = None,
+    pixels: np.ndarray | LazyImages | None = None,
 ) -> ImageList:
     """Image i is `paths[i]` of class `classes[i]`; the labels 0..C-1 follow the sorted classes.
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from proxygml.data import decoding
+from proxygml.display import Progress, no_progress
 from proxygml.files import atomic_write, one_line
 from proxygml.optional import library
 from proxygml.training import build
-from proxygml.training.run import Progress, Run, no_progress
+from proxygml.training.run import Run
 from proxygml.version import __version__
 
 INPUT, OUTPUT = "images", "embeddings"

@@ -2,14 +2,14 @@
 
 A loss may also have `begin_epoch(epoch, embed)`, called before every epoch with a function that returns the embeddings
 and labels of all training images; `watch(network)`, called once, if it needs more than embeddings; and
-`learning_rates` of its submodules by name.
+`learning_rates` of its submodules by name. A loss of your own says what it needs by the attributes in `needs_of`.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from proxygml.files import unknown_name
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `proxygml losses` starts without torch
     from torch import nn
 
 LIBRARY, OURS = "pytorch-metric-learning", "written here"
+Batches = Literal["shuffled", "balanced", "neighboring", "two streams"]
+BATCHES = get_args(Batches)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Method:
     title: str
     paper: str
     source: str = LIBRARY
-    batches: Literal["shuffled", "balanced", "neighboring", "two streams"] = "shuffled"
+    batches: Batches = "shuffled"
     images_per_class: int = 4  # in batches other than shuffled
     unit_length: bool = True  # normalize embeddings, in training and in evaluation
     learning_rate: float = 3e-2  # of the parameters of the loss, with Adam and an epsilon of 1e-8
@@ -106,6 +108,16 @@ def find(name: str) -> Method:
     if name not in METHODS:
         raise unknown_name("a loss", name, METHODS)
     return METHODS[name]
+
+
+def needs_of(loss: object) -> Method:
+    """What a loss of your own needs, by its attributes batches, images_per_class, unit_length and learning_rate."""
+    names = ("batches", "images_per_class", "unit_length", "learning_rate")
+    own = {name: getattr(loss, name) for name in names if hasattr(loss, name)}
+    method = Method("", type(loss).__name__, "", "yours", **own)
+    if method.batches not in BATCHES:
+        raise ValueError(f"expected batches of a loss as one of {', '.join(BATCHES)}, got {method.batches!r}")
+    return method
 
 
 def make(name: str, num_classes: int, embedding_dim: int, settings: Mapping[str, object]) -> "nn.Module":

@@ -37,7 +37,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
         load_pretrained(model.trunk, recipe.weights)
     loss = cast(ProxyGMLLoss, build.build_loss(recipe, len(images.class_names)))
     before = subgraph(model, loss, recipe, images)
-    best = trainer.train(recipe, folder).load_best()
+    best = trainer.train(recipe, folder, progress=False).load_best()
     model.load_state_dict(best["model"])
     loss.load_state_dict(best["loss"])
     return {"before": before, "after": subgraph(model, loss, recipe, images), "sample": str(images.paths[SAMPLE])}

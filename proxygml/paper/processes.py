@@ -5,11 +5,12 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
+from proxygml.display import Progress
 from proxygml.paper.executors import Executor, Measure
 from proxygml.paper.results import without_paths
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress, Run, provenance
+from proxygml.training.run import Run, provenance
 
 
 def finished(

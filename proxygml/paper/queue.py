@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from proxygml.display import Progress
 from proxygml.files import locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor
@@ -14,7 +15,6 @@ from proxygml.paper.results import fingerprint, known_runs
 from proxygml.paper.running import Job, jobs_of, run_missing, split_missing
 from proxygml.paper.settings import SETTINGS, base_recipe
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress
 
 
 def _on(setting: str, *experiments: str) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from proxygml.display import Progress
 from proxygml.files import locked
 from proxygml.paper import find
 from proxygml.paper.executors import Executor
@@ -27,7 +28,7 @@ from proxygml.paper.settings import base_recipe
 from proxygml.paper.tuning import HELD_OUT, TRIALS, chosen, tuned
 from proxygml.training import trainer
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress, Run
+from proxygml.training.run import Run
 
 
 def run_experiment(
@@ -161,9 +162,9 @@ def run_missing(
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
     """Train or resume a run; its `summary`."""
     if not (folder / "recipe.json").exists():
-        return summary(trainer.train(recipe, folder))
+        return summary(trainer.train(recipe, folder, progress=False))
     Run(folder).write_recipe(recipe)  # the data may have moved
-    return summary(trainer.resume(folder))
+    return summary(trainer.resume(folder, progress=False))
 
 
 def train_or_fail(recipe: Recipe, folder: Path) -> dict:

@@ -11,11 +11,11 @@ from PIL import Image
 
 from proxygml.data import ImageList, open_image
 from proxygml.data.splits import Split
+from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, concatenate
 from proxygml.model import Model, item_name, kind_of, open_vectors, read_all, run_parts
 from proxygml.retrieval import Index
 from proxygml.server.space import Proxies, Space
-from proxygml.training.run import Progress
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
 SPLIT_NAMES = {"train": "training", "test": "test", "all": "all"}

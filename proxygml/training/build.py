@@ -1,7 +1,10 @@
 """The parts of a run from its recipe: processes, images, network, loss, optimizer and batches."""
 
+import inspect
 import os
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,15 +14,21 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import nn
 
-from proxygml import backbones, data, losses
+from proxygml import backbones, losses
+from proxygml import data as datasets
 from proxygml.backbones.cascade import CascadedEmbedder
-from proxygml.data import ImageList, sampling
+from proxygml.backbones.module import ModuleTrunk
+from proxygml.backbones.trunk import Trunk
+from proxygml.data import ImageList, limit_images, sampling
 from proxygml.data.cache import Cache
 from proxygml.data.images import Augmentation, Crops, FeatureCrops, center_crops, random_crops
+from proxygml.data.objects import load_objects
+from proxygml.display import Progress, no_progress
 from proxygml.distributed.fabric import launch_fabric
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optim import RowAdam
+from proxygml.training.parts import Parts, is_class_name
 from proxygml.training.recipe import Recipe, parse_settings
 from proxygml.training.run import Run
 
@@ -39,9 +48,13 @@ def start_fabric(recipe: Recipe) -> Fabric:
     )
 
 
-def load_images(recipe: Recipe) -> tuple[ImageList, ImageList]:
-    """The training images and the test images."""
-    return data.load(
+def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progress) -> tuple[ImageList, ImageList]:
+    """The training images and the test images, of the recipe's dataset or of an object."""
+    if data is not None:
+        reading = partial(progress, "reading labels", note="")
+        both = load_objects(data, test_fraction=recipe.test_fraction, progress=reading)
+        return limit_images(both, classes=recipe.classes, max_class_size=recipe.max_class_size)
+    return datasets.load(
         recipe.dataset,
         recipe.data,
         size=recipe.image_size,
@@ -89,20 +102,32 @@ def test_crops(recipe: Recipe, images: ImageList) -> Crops | FeatureCrops:
     return center_crops(images, recipe.image_size, recipe.test_crop)
 
 
-def build_model(recipe: Recipe) -> Network:
-    """The network that the recipe's loss needs, with random weights and frozen stages."""
-    method = losses.find(recipe.loss)
-    trunk = backbones.build_trunk(recipe.backbone)
+def build_model(recipe: Recipe, network: nn.Module | None = None) -> Network:
+    """The network that the recipe's loss needs, with random weights or on `network`, and with frozen stages."""
+    method = find_method(recipe)
+    if network is not None:
+        trunk: Trunk = ModuleTrunk(network, recipe.image_size)
+    elif is_class_name(recipe.backbone):
+        Parts().require(recipe, "network")
+    else:
+        trunk = backbones.build_trunk(recipe.backbone)
     if method.network == "three heads":
         if recipe.feature_crops:
             raise ValueError(f"{recipe.loss} taps stages of the network, which feature_crops does not run: set it to 0")
+        if network is not None:
+            raise ValueError(f"{recipe.loss} taps stages of a network by name, which yours does not have")
         model: Network = CascadedEmbedder(trunk, recipe.embedding_dim)
     else:
+        if recipe.head == "none" and trunk.channels != recipe.embedding_dim:
+            dimensions = f"embedding_dim {trunk.channels}, got {recipe.embedding_dim}"
+            raise ValueError(
+                f"head none makes the network's {trunk.channels} features the embedding: expected {dimensions}"
+            )
         model = backbones.Embedder(
             trunk,
-            recipe.embedding_dim,
+            recipe.embedding_dim if recipe.head == "linear" else None,
             pooling=recipe.pooling,
-            normalize=method.unit_length,
+            normalize=method.unit_length if recipe.unit_length is None else recipe.unit_length,
             normalize_features=method.network == "batch-norm head",
         )
     if recipe.head_start == "kaiming":
@@ -113,14 +138,23 @@ def build_model(recipe: Recipe) -> Network:
     return model
 
 
-def load_model(run: Run) -> Network:
-    """The trained network of a run, in evaluation mode."""
-    model = build_model(run.recipe)
+def load_model(run: Run, network: nn.Module | None = None) -> Network:
+    """The trained network of a run, in evaluation mode; `network` as in its training, if that was an object."""
+    Parts(network=network).require(run.recipe, "network")
+    model = build_model(run.recipe, network)
     try:
         model.load_state_dict(run.load_best()["model"])
     except RuntimeError as error:
-        raise ValueError(f"best.pt in {run.folder} does not fit its recipe.json: was one of them changed?") from error
+        fault = "model.safetensors does not fit recipe.json: was one of them changed?"
+        if network is not None:
+            fault = f"its weights do not fit this {type(network).__name__}: build it as for training"
+        raise ValueError(f"{run.folder}: {fault}") from error
     return model.eval()
+
+
+def find_method(recipe: Recipe, loss: object = None) -> losses.Method:
+    """What the loss needs: as listed for its name, or as a loss of your own says."""
+    return losses.needs_of(loss) if is_class_name(recipe.loss) else losses.find(recipe.loss)
 
 
 def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
@@ -128,28 +162,35 @@ def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
     return ProxyGMLSettings(**{one.name: getattr(recipe, one.name) for one in fields(ProxyGMLSettings)})
 
 
-def build_loss(recipe: Recipe, num_classes: int) -> nn.Module:
-    """The loss for this number of classes."""
-    settings = proxygml_settings(recipe)
+def build_loss(recipe: Recipe, num_classes: int, loss: nn.Module | Callable[..., nn.Module] | None = None) -> nn.Module:
+    """The loss for this number of classes, or the one that is passed as an object."""
+    settings = parse_settings(recipe.loss_settings)
+    if isinstance(loss, nn.Module):
+        return loss
+    if loss is not None:
+        expected = inspect.signature(loss).parameters
+        sizes = {"num_classes": num_classes, "embedding_dim": recipe.embedding_dim}
+        return loss(**{name: size for name, size in sizes.items() if name in expected}, **settings)
+    own = proxygml_settings(recipe)
     if recipe.shard and dist.is_initialized():
-        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, settings, seed=recipe.seed)
-    own = asdict(settings) if recipe.loss == "proxygml" else {}
-    loss = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own | parse_settings(recipe.loss_settings))
+        return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, own, seed=recipe.seed)
+    own_settings = asdict(own) if recipe.loss == "proxygml" else {}
+    made = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own_settings | settings)
     if recipe.shard:  # the same initial proxies as with several processes
-        proxies = cast(nn.Parameter, loss.proxies)
+        proxies = cast(nn.Parameter, made.proxies)
         proxies.data = initial_proxies(proxies.shape, 0, num_classes, recipe.seed)
-    return loss
+    return made
 
 
 def remarks(recipe: Recipe) -> dict[str, str]:
     """A remark for the scores of a loss that was reconstructed rather than taken from its code."""
-    caveat = losses.find(recipe.loss).caveat
+    caveat = find_method(recipe).caveat
     return {"remark": f"{recipe.loss}: {caveat}"} if caveat else {}
 
 
-def own_rate(recipe: Recipe) -> float:
+def own_rate(recipe: Recipe, loss: object = None) -> float:
     """The learning rate of the loss's own parameters."""
-    return recipe.proxy_learning_rate or losses.find(recipe.loss).learning_rate
+    return recipe.proxy_learning_rate or find_method(recipe, loss).learning_rate
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:
@@ -158,7 +199,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.
         "trunk": (model.trunk, recipe.learning_rate),
         "head": (model.head, recipe.head_learning_rate or recipe.learning_rate),
         **{name: (getattr(loss, name), rate) for name, rate in getattr(loss, "learning_rates", {}).items()},
-        "proxies": (loss, own_rate(recipe)),
+        "proxies": (loss, own_rate(recipe, loss)),
     }
     groups: list[dict[str, Any]] = []
     taken: set[int] = set()
@@ -181,7 +222,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, loss: nn.Module) -> torch.
 
 def draw_batches(recipe: Recipe, labels: np.ndarray, loss: nn.Module, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch, as the recipe's loss needs them: labels (M,) -> image indices."""
-    method = losses.find(recipe.loss)
+    method = find_method(recipe, loss)
     distances = getattr(loss, "class_distances", None)
     return sampling.draw_batches(
         "streamed" if method.batches == "shuffled" and recipe.dataset == "tar" else method.batches,

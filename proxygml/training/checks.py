@@ -92,7 +92,9 @@ def find_weights(backbone: str) -> str:
 
 def start_training(recipe: Recipe, images: ImageList) -> tuple[TrainingLoop, Tensor, Tensor]:
     """A training loop and a batch: images (B, 3, H, W), labels (B,)."""
-    loop = TrainingLoop(recipe, build.start_fabric(recipe), build.build_model(recipe), images)
+    fabric = build.start_fabric(recipe)
+    model, loss = build.build_model(recipe), build.build_loss(recipe, len(images.class_names))
+    loop = TrainingLoop(recipe, fabric, model, loss, images)
     loop.model.train()
     crops = build.training_crops(recipe, images, epoch=0)
     batch = default_collate([crops[index] for index in range(recipe.batch_size)])
@@ -130,7 +132,7 @@ def compare_processes(device: str) -> str:
     start = dict(build.build_model(recipe).named_parameters())
     with tempfile.TemporaryDirectory() as folder:
         runs = [Run.create(Path(folder, str(number)), recipe.changed({"devices": number})) for number in (1, 2)]
-        trainer.resume(runs[0].folder)
+        trainer.resume(runs[0].folder, progress=False)
         run_command("train", "--resume", str(runs[1].folder))
         one, two = (run.load_best()["model"] for run in runs)
     moved = math.hypot(*((one[name] - start[name]).norm().item() for name in start))

@@ -8,14 +8,14 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from proxygml import evaluation
-from proxygml.backbones import without_head
+from proxygml.backbones import Embedder
 from proxygml.backbones.trunk import Trunk
 from proxygml.data import ImageList
 from proxygml.data.images import Crops
+from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, embed, raw_pixels
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress
 
 
 class Evaluator:
@@ -39,13 +39,22 @@ class Evaluator:
 
     def score(self, model: nn.Module, images: ImageList, what: str, *, cluster: bool) -> evaluation.Scores:
         """The scores of a network on images."""
-        return self.evaluate(self.embed(model, images, what), cluster=cluster)
+        return self.evaluate(self.embed(model, images, what), images, cluster=cluster)
 
-    def evaluate(self, embeddings: Embeddings, *, cluster: bool) -> evaluation.Scores:
-        """The scores of embeddings; processes share the search for neighbors, and the first one clusters."""
+    def evaluate(self, embeddings: Embeddings, images: ImageList, *, cluster: bool) -> evaluation.Scores:
+        """The scores of the images' embeddings; processes share the search for neighbors, and the first one clusters.
+
+        If the images have queries, those are searched for among the others.
+        """
+        vectors, labels, gallery, gallery_labels = embeddings.vectors, embeddings.labels, None, None
+        if images.queries is not None:
+            gallery, gallery_labels = vectors[~images.queries], labels[~images.queries]
+            vectors, labels = vectors[images.queries], labels[images.queries]
         scores = evaluation.evaluate(
-            embeddings.vectors,
-            embeddings.labels,
+            vectors,
+            labels,
+            gallery=gallery,
+            gallery_labels=gallery_labels,
             recall_at=self.recipe.recall_at,
             cluster=cluster and self.fabric.is_global_zero,
             seed=self.recipe.seed,
@@ -55,9 +64,10 @@ class Evaluator:
 
     def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:
         """Scores of the baselines: the trunk before training, and raw pixels."""
-        bare = without_head(cast(Trunk, model.trunk), self.recipe.pooling).to(self.fabric.device)
+        bare = Embedder(cast(Trunk, model.trunk), None, pooling=self.recipe.pooling).to(self.fabric.device)
         untrained = self.score(bare, images, "scoring the network before training", cluster=True)
         self.progress("scoring raw pixels", 0, 1, "")
         pixels = raw_pixels(cast(Crops, build.test_crops(self.recipe, replace(images, features=None))))
         embeddings = Embeddings(pixels, images.labels, np.asarray(images.paths))
-        return {"untrained": untrained.to_json(), "pixels": self.evaluate(embeddings, cluster=True).to_json()}
+        of_pixels = self.evaluate(embeddings, images, cluster=True)
+        return {"untrained": untrained.to_json(), "pixels": of_pixels.to_json()}

@@ -1,6 +1,7 @@
 """TrainingLoop: trains network and loss epoch by epoch, in one process or several; saves and restores their state."""
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,11 @@ from proxygml.data.loading import load_batches
 from proxygml.distributed.batch_norm import join_batch_norms
 from proxygml.distributed.checkpoints import load_shards, save_shards
 from proxygml.distributed.collectives import average_gradients, gather_rows, sum_over_processes
+from proxygml.losses.interface import without_autocast
 from proxygml.losses.proxygml.settings import choose_links
 from proxygml.training import build
 from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
+from proxygml.training.parts import is_class_name
 from proxygml.training.recipe import Recipe
 
 PREFETCH = 4  # batches that each worker prepares ahead for a GPU; torch's default is 2
@@ -47,12 +50,11 @@ class TrainingLoop:
     Each of several processes embeds a part of a batch; the loss is that of the whole batch in each of them.
     """
 
-    def __init__(self, recipe: Recipe, fabric: Fabric, model: nn.Module, images: ImageList) -> None:
+    def __init__(self, recipe: Recipe, fabric: Fabric, model: nn.Module, loss: nn.Module, images: ImageList) -> None:
         self.recipe, self.fabric, self.images = recipe, fabric, images
         self.position = "the start"  # later "epoch 2, step 5"
         self.skipped_in_a_row = 0
         self.warming_up = False  # the trunk is not trained
-        loss = build.build_loss(recipe, len(images.class_names))
         # Fail before a folder is created if no batch can be drawn or the images are too small for the network.
         build.draw_batches(recipe, images.labels, loss, epoch=0)
         with torch.no_grad():
@@ -154,7 +156,10 @@ class TrainingLoop:
         state = int(np.random.SeedSequence(seed).generate_state(1)[0])
         with torch.random.fork_rng([self.fabric.device] if self.on_cuda else []):  # equal draws in all processes
             (torch.manual_seed if self.on_cuda else torch.default_generator.manual_seed)(state)  # the latter is faster
-            return self.loss(embeddings, labels)
+            if not is_class_name(self.recipe.loss):  # all of this package compute in full float32
+                return self.loss(embeddings, labels)
+            with without_autocast(embeddings.device.type):
+                return checked_scalar(self.loss(embeddings.float(), labels), self.recipe.loss)
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's part of each batch: images (b, 3, H, W), labels (b,); b may be 0."""
@@ -187,6 +192,7 @@ class TrainingLoop:
             "cuda_random_state": torch.cuda.get_rng_state(self.fabric.device) if self.on_cuda else None,
             "grad_scaler": self.fabric.strategy.precision.state_dict(),
             "processes": self.fabric.world_size,
+            "labels": zlib.crc32(self.images.labels.tobytes()),
         }
 
     def save_shards(self, folder: Path) -> None:
@@ -195,6 +201,8 @@ class TrainingLoop:
 
     def restore(self, state: dict) -> None:
         """Continue from a state; `state["shards"]` is the folder of sharded proxies."""
+        if state.get("labels") != zlib.crc32(self.images.labels.tobytes()):
+            raise ValueError("the training images are not those of the checkpoint: were images or classes added?")
         settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         try:
             self.model.load_state_dict(state["model"])
@@ -227,6 +235,16 @@ class TrainingLoop:
 def _collate(items: list, crops: Crops | FeatureCrops) -> list[Tensor]:
     """Images (b, 3, H, W) and labels (b,), also for b = 0."""
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
+
+
+def checked_scalar(value: object, name: str) -> Tensor:
+    """The value of a loss of your own; an error if it cannot be minimized."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"expected a scalar from {name}(embeddings, labels), got {got}: return the mean")
+    if not value.requires_grad:
+        raise ValueError(f"the value of {name} has no gradient: compute it from the embeddings, without detach")
+    return value.reshape(())
 
 
 def _freeze_statistics(network: nn.Module) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from proxygml.files import did_you_mean, parse_json
+from proxygml.files import did_you_mean, parse_json, unknown_name
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -80,6 +80,10 @@ class NetworkSettings:
     """Train only the head, on features of this many random crops per image, computed once; 0: train the network."""
     embedding_dim: int = 512
     """Dimension of the embeddings."""
+    head: Literal["linear", "none"] = "linear"
+    """Last layer: linear to the embedding dimension, or none: the features are the embeddings."""
+    unit_length: bool | None = None
+    """Scale embeddings to length 1; None: as the loss needs."""
     head_start: Literal["uniform", "kaiming"] = "uniform"
     """Initialization of the last layer: torch's uniform default, or Kaiming normal with zero bias."""
     pooling: Literal["average", "max", "average+max"] = "average"
@@ -220,6 +224,15 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
         for name in ("held_out", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1, got {getattr(self, name)}")
+
+    @classmethod
+    def preset(cls, name: str, **settings: Any) -> "Recipe":
+        """The recipe of a preset, with other settings: Recipe.preset("photos", epochs=3)."""
+        from proxygml.training.presets import PRESETS  # imports this module
+
+        if name not in PRESETS:
+            raise unknown_name("a preset", name, PRESETS)
+        return PRESETS[name][1].changed(settings)
 
     def changed(self, settings: Mapping[str, object]) -> "Recipe":
         """A copy with other settings; the error for an unknown name suggests the closest one."""

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
+from proxygml.display import Progress
 from proxygml.training.loop import learning_rate_factor
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Progress
 
 CHANGEABLE = (
     *("epochs", "learning_rate", "head_learning_rate", "proxy_learning_rate", "schedule", "decay", "decay_factor"),

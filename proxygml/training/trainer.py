@@ -1,4 +1,4 @@
-"""Training: `train(recipe, folder)` -> Run, and `resume(folder)`.
+"""Training: `train(recipe, out)` -> Run, and `resume(folder)`.
 
 Order, crops and learning rates are functions of (seed, epoch, step), so a resumed run computes the same numbers as an
 uninterrupted one.
@@ -10,7 +10,8 @@ import resource
 import threading
 import time
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -19,57 +20,124 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxygml import evaluation, plots
 from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
 from proxygml.data.readable import describe_skipped, readable_images
 from proxygml.data.splits import MIN_HELD_OUT, hold_out
+from proxygml.display import Progress, no_progress, show_progress
 from proxygml.distributed.checkpoints import checksums
 from proxygml.distributed.launch import LostProcessError
 from proxygml.files import locked
 from proxygml.training import build, features
 from proxygml.training.evaluator import Evaluator
+from proxygml.training.loggers import Logger, Loggers
 from proxygml.training.loop import TrainingLoop
+from proxygml.training.parts import Parts
 from proxygml.training.recipe import Recipe
 from proxygml.training.resuming import check_changes
-from proxygml.training.run import Progress, Run, no_progress, require_empty
+from proxygml.training.run import Run, require_empty
+from proxygml.training.summary import show_result
 
 # NCCL raises a DistError; gloo raises a plain RuntimeError for a lost peer, so only its text can tell.
 CONNECTION_ERROR = re.compile("gloo|nccl|peer|socket|timed out|timeout|connection|distributed", re.I)
 SOURCE_LINE = re.compile(r"\[\S*/\S*\] *")  # of gloo's code, at the start of its messages
 
 
-def train(recipe: Recipe, folder: str | Path, *, progress: Progress | None = None) -> Run:
-    """Train in a new folder, which is created after images, network and loss have been checked."""
-    recipe = recipe.with_absolute_paths()
-    fabric = build.start_fabric(recipe)
-    folder = Path(fabric.broadcast(str(folder)))
-    require_empty(folder)
-    trainer = Trainer(recipe, fabric, progress or no_progress, checkpoint=None)
-    fabric.barrier()  # all processes have checked the folder
-    with locked(folder) if fabric.is_global_zero else nullcontext():  # the first process locks for all
-        if fabric.is_global_zero:
-            Run.create(folder, recipe)
-        trainer.progress("run folder", 0, 0, str(folder))
-        return trainer.finish_or_explain(Run(folder))
+Callback = Callable[[dict, nn.Module], bool | None]  # log entry of an epoch, network -> whether to stop
 
 
-def resume(folder: str | Path, recipe: Recipe | None = None, *, progress: Progress | None = None) -> Run:
+def train(
+    recipe: Recipe | str,
+    out: str | Path,
+    *,
+    network: nn.Module | None = None,
+    data: Any = None,
+    loss: nn.Module | Callable[..., nn.Module] | None = None,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Progress = True,
+) -> Run:
+    """Train by a recipe, or the preset of this name, in a new folder; returns the finished run.
+
+    Objects replace what the recipe names (docs/extend.md): `network` turns images into features, `data` is an
+    ImageList, a Dataset of (image, label), arrays or a frame, or these by split; `loss` is a module
+    `loss(embeddings, labels)`, or a class that makes one from num_classes and embedding_dim. `loggers` receive the
+    scores of every epoch and the pictures. Each callback is called with the log entry of an epoch and the network;
+    training ends early when one returns True. `progress` shows bars and the scores, or receives
+    (activity, done, total, note). The folder is created after images, network and loss have been checked.
+    """
+    parts = Parts(network, data, loss)
+    recipe = parts.name_in(Recipe.preset(recipe) if isinstance(recipe, str) else recipe).with_absolute_paths()
+    parts.require(recipe)
+    hooks = Loggers(loggers), tuple(callbacks)
+    with _shown(progress) as report:
+        fabric = build.start_fabric(recipe)
+        folder = Path(fabric.broadcast(str(out)))
+        require_empty(folder)
+        trainer = Trainer(recipe, fabric, report, None, parts, *hooks)
+        fabric.barrier()  # all processes have checked the folder
+        with locked(folder) if fabric.is_global_zero else nullcontext():  # the first process locks for all
+            if fabric.is_global_zero:
+                Run.create(folder, recipe)
+            trainer.progress("run folder", 0, 0, str(folder))
+            run = trainer.finish_or_explain(Run(folder))
+    if progress is True and trainer.writes:
+        show_result(recipe, run.scores)
+    return run
+
+
+def resume(
+    folder: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    network: nn.Module | None = None,
+    data: Any = None,
+    loss: nn.Module | Callable[..., nn.Module] | None = None,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Progress = True,
+) -> Run:
     """Continue after the last finished epoch; the result is bit-identical to that of an uninterrupted run.
 
-    `recipe` may change the settings in `resuming.CHANGEABLE`; other changes are an error.
+    `recipe` may change the settings in `resuming.CHANGEABLE`; other changes are an error. Objects that were passed to
+    `train` are passed again.
     """
+    parts, hooks = Parts(network, data, loss), (Loggers(loggers), tuple(callbacks))
     run = Run.open(folder)
-    recipe = (recipe or run.recipe).with_absolute_paths()
+    with _shown(progress) as report:
+        trainer = _continue(run, (recipe or run.recipe).with_absolute_paths(), parts, *hooks, report)
+    if progress is True and trainer.writes:
+        show_result(run.recipe, run.scores)
+    return run
+
+
+@contextmanager
+def _shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The callback that reports progress."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with show_progress() as report:
+            yield report
+    else:
+        yield no_progress
+
+
+def _continue(
+    run: Run, recipe: Recipe, parts: Parts, loggers: Loggers, callbacks: Sequence[Callback], progress: Progress
+) -> "Trainer":
+    """Train the remaining epochs of a run."""
+    parts.require(recipe)
     build.require_data(recipe, run.folder)
     here = recipe
     if build.find_device(recipe.device) is None:
         warnings.warn(f"this machine has no {recipe.device}: continuing on the CPU", stacklevel=2)
         here = recipe.changed({"device": "cpu"})
     fabric = build.start_fabric(here)
-    progress = progress if progress is not None and fabric.is_global_zero else no_progress
+    progress = progress if fabric.is_global_zero else no_progress
     with locked(run.folder) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:
             run.clear()
@@ -81,22 +149,32 @@ def resume(folder: str | Path, recipe: Recipe | None = None, *, progress: Progre
         if checkpoint is not None and not all(
             isinstance(checkpoint.get(name), kind) for name, kind in expected.items()
         ):
-            raise ValueError(f"last.pt in {folder} is not the state of a run: remove it to start the run again")
+            raise ValueError(f"last.pt in {run.folder} is not the state of a run: remove it to start the run again")
         if checkpoint is not None:
             check_changes(recipe, checkpoint, progress)
         if recipe.shard and checkpoint is not None:
             checkpoint["shards"] = run.shards(len(checkpoint["log"]))
-        trainer = Trainer(here, fabric, progress, checkpoint)
+        trainer = Trainer(here, fabric, progress, checkpoint, parts, loggers, callbacks)
         if fabric.is_global_zero and recipe != run.recipe:
             run.write_recipe(recipe)
-        return trainer.finish_or_explain(run)
+        trainer.finish_or_explain(run)
+        return trainer
 
 
 class Trainer:
     """A run in progress: images, training loop, log and scores. The first of several processes writes the files."""
 
-    def __init__(self, recipe: Recipe, fabric: Fabric, progress: Progress, checkpoint: dict | None) -> None:
-        self.recipe, self.fabric = recipe, fabric
+    def __init__(
+        self,
+        recipe: Recipe,
+        fabric: Fabric,
+        progress: Progress,
+        checkpoint: dict | None,
+        parts: Parts,
+        loggers: Loggers,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.recipe, self.fabric, self.loggers, self.callbacks = recipe, fabric, loggers, callbacks
         self.writes = fabric.is_global_zero
         self.progress = progress = progress if self.writes else no_progress
         self.evaluator = Evaluator(recipe, fabric, progress)
@@ -105,11 +183,11 @@ class Trainer:
         self.scores: dict = {}
 
         progress("loading images", 0, 1, recipe.dataset)
-        train_images, self.test_images = build.load_images(recipe)
+        train_images, self.test_images = build.load_images(recipe, parts.data, progress)
         self.tests = recipe.test and len(self.test_images) > 0
         if recipe.tested_epochs and not self.test_images:
             raise ValueError("tested_epochs needs test classes, and test_fraction 0 leaves none: change one of them")
-        model = build.build_model(recipe)  # fails sooner than decoding every image
+        model = build.build_model(recipe, parts.network)  # fails sooner than decoding every image
         if recipe.weights is not None and (checkpoint is None or recipe.feature_crops):
             progress("weights", 0, 0, load_pretrained(model.trunk, recipe.weights))
         train_images = self._prepare_images(train_images, "training", model)
@@ -120,7 +198,8 @@ class Trainer:
             count = len(train_images.class_names)
             note = f"none, {recipe.held_out:g} of {count} classes is fewer than {MIN_HELD_OUT}: all are trained"
             progress("held-out classes", 0, 0, f"{note}, and the last epoch is kept")
-        self.loop = TrainingLoop(recipe, fabric, model, train_images)
+        loss = build.build_loss(recipe, len(train_images.class_names), parts.loss)
+        self.loop = TrainingLoop(recipe, fabric, model, loss, train_images)
         if checkpoint is not None:
             self._restore(checkpoint)
 
@@ -156,8 +235,10 @@ class Trainer:
             if len(self.log) < self.recipe.epochs:  # of fewer epochs, if the run was finished
                 (run.folder / "scores.json").unlink(missing_ok=True)
         for epoch in range(len(self.log), self.recipe.epochs):
-            self._run_epoch(epoch, run)
-        self.fabric.barrier()  # best.pt has been written
+            if self._run_epoch(epoch, run):
+                self.progress("stopped", 0, 0, f"after epoch {epoch + 1}, by a callback")
+                break
+        self.fabric.barrier()  # model.safetensors has been written
         trained: dict[str, Any] = {"epoch_chosen_by": self._choice}
         if self.tests and self.best["epoch"] < len(self.log):
             model, what = self.loop.model, "scoring the last epoch"
@@ -166,7 +247,7 @@ class Trainer:
         self._load_best(run)
         if self.tests:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
-            trained["trained"] = self.evaluator.evaluate(embeddings, cluster=True).to_json()
+            trained["trained"] = self.evaluator.evaluate(embeddings, self.test_images, cluster=True).to_json()
         if self.held_out_images is not None:
             trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
         if not self.writes:
@@ -180,15 +261,16 @@ class Trainer:
         run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
         self.progress("drawing pictures", 0, 1, "")
         plots.draw_curves(self.log, run.folder / "curves.png")
-        if not self.tests:
-            return run
-        vectors, labels = embeddings.vectors, embeddings.labels
-        plots.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
-        plots.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
+        if self.tests:
+            vectors, labels = embeddings.vectors, embeddings.labels
+            plots.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
+            plots.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
+        self.loggers.log_pictures(run.folder, self.best["epoch"])
+        self.loggers.finish()
         return run
 
     def _repair_best(self, run: Run) -> None:
-        """Before resuming: write best.pt again if it is damaged or outdated and the last epoch is the best."""
+        """Before resuming: write the best weights again if they are damaged or outdated and those of the last epoch."""
         try:
             epoch = run.load_best()["epoch"]
         except (ValueError, FileNotFoundError):
@@ -211,8 +293,8 @@ class Trainer:
             classes = list(self.loop.images.class_names)
             run.save_best(self.loop.weights() | {"epoch": self.best["epoch"], "class_names": classes})
 
-    def _run_epoch(self, epoch: int, run: Run) -> None:
-        """Train and score one epoch; write its log entry and checkpoint."""
+    def _run_epoch(self, epoch: int, run: Run) -> bool:
+        """Train and score one epoch; write its log entry and checkpoint. Returns whether a callback ends training."""
         started = time.perf_counter()
         means = self.loop.train_epoch(epoch, embed=self._embed_training_images, progress=self._report_step)
         entry: dict[str, Any] = {"epoch": epoch + 1} | means
@@ -238,16 +320,22 @@ class Trainer:
         self._save_last(run)
         if is_best:  # last: if interrupted before it, `resume` writes it from the checkpoint
             self._save_best(run)
+        if self.writes:
+            self.loggers.log_epoch(entry)
+        stops = [callback(entry, self.loop.model) for callback in self.callbacks]  # all are called
+        return self.fabric.broadcast(any(stop is True for stop in stops))
 
     def _test(self) -> evaluation.Scores:
         """Scores on the test classes; with clustering if Recall@n is the highest so far."""
         embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
-        scores = self.evaluator.evaluate(embeddings, cluster=False)
+        scores = self.evaluator.evaluate(embeddings, self.test_images, cluster=False)
         if self.recipe.keep_epoch == "last":
             return scores
         first = self.recipe.recall_at[0]
         highest = max((entry["test"][f"recall@{first}"] for entry in self.log if "test" in entry), default=-1)
-        return self.evaluator.evaluate(embeddings, cluster=True) if scores.recall[first] > highest else scores
+        if scores.recall[first] <= highest:
+            return scores
+        return self.evaluator.evaluate(embeddings, self.test_images, cluster=True)
 
     @property
     def _choice(self) -> str | None:

@@ -238,7 +238,7 @@ class TestMistakes:
         run = Run.create(tmp_path / "run", tiny)
         code, line = failure(capsys, "embed", run.folder, "--out", tmp_path / "a.npz")
         assert code == 1
-        assert "no best.pt" in line
+        assert "no model.safetensors" in line
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from proxygml.cli.display import (
+from proxygml.cli.display import show_run
+from proxygml.cli.search import search, show_hits
+from proxygml.display import (
     PlainConsole,
     escape_control,
     in_one_line,
     messages,
     output,
     show_progress,
-    show_run,
     show_scores,
 )
-from proxygml.cli.search import search, show_hits
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Hit
 from proxygml.training.presets import PHOTOS

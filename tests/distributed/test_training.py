@@ -74,7 +74,7 @@ def with_scaler(precision, **arguments):  # on a CPU, Fabric replaces 16-mixed
     return Fabric(**chosen, **arguments)
 fabric.Fabric = with_scaler
 build_loss, train_epoch = build.build_loss, TrainingLoop.train_epoch
-def disturbed(recipe, num_classes):
+def disturbed(recipe, num_classes, loss):
     loss, step = build_loss(recipe, num_classes), 0
     def disturb(gradient):
         nonlocal step

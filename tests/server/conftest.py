@@ -12,12 +12,13 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from proxygml.data import decoding
+from proxygml.display import no_progress
 from proxygml.embeddings import Embeddings
 from proxygml.server.connections import Server, listen
 from proxygml.server.opening import open_space
 from proxygml.server.server import create_app
 from proxygml.server.space import Space
-from proxygml.training.run import Run, no_progress
+from proxygml.training.run import Run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

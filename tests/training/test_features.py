@@ -15,8 +15,9 @@ from proxygml.data.images import FeatureCrops
 from proxygml.model import Model
 from proxygml.paper.running import summary
 from proxygml.training import build, features
+from proxygml.training.checkpoints import load_checkpoint
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Run, load_checkpoint
+from proxygml.training.run import Run
 from proxygml.training.trainer import resume, train
 
 

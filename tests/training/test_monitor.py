@@ -80,7 +80,8 @@ def test_gradient_check_takes_few_operators() -> None:
 def training_loop(tiny: Recipe) -> TrainingLoop:
     fabric = Fabric(accelerator="cpu", devices=1)
     images, _ = hold_out(build.load_images(tiny)[0], tiny.held_out)
-    return TrainingLoop(tiny, fabric, build.build_model(tiny), images)
+    loss = build.build_loss(tiny, len(images.class_names))
+    return TrainingLoop(tiny, fabric, build.build_model(tiny), loss, images)
 
 
 def test_step_never_waits_for_the_device(training_loop: TrainingLoop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_second_epoch_trains_head_and_proxies(cub_tree: Path, tmp_path: Path) ->
         | {"tested_epochs": (), "ratio": 1.0}
     )
     run = trainer.train(recipe, tmp_path / "run")
-    from proxygml.training.run import load_checkpoint
+    from proxygml.training.checkpoints import load_checkpoint
 
     first, second = (load_checkpoint(run.folder / name)["model"] for name in ("previous.pt", "last.pt"))
     moved = {key for key in first if not torch.equal(first[key], second[key])}

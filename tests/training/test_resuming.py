@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxygml.display import no_progress
 from proxygml.training.recipe import Recipe
 from proxygml.training.resuming import check_changes
-from proxygml.training.run import Run, no_progress
+from proxygml.training.run import Run
 from proxygml.training.trainer import resume
 
 

@@ -27,10 +27,11 @@ from proxygml.model import Model
 from proxygml.paper import running
 from proxygml.training import build, evaluator, loop, monitor, trainer
 from proxygml.training.build import load_images, load_model
+from proxygml.training.checkpoints import load_checkpoint, load_weights
 from proxygml.training.loop import learning_rate_factor, scheduled_links
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import Run, load_checkpoint
+from proxygml.training.run import Run
 from proxygml.training.trainer import resume, train
 
 
@@ -51,7 +52,8 @@ def same_weights(left: Path, right: Path) -> None:
         else:
             assert a == b, where
 
-    left_state, right_state = load_checkpoint(left), load_checkpoint(right)
+    load = load_weights if left.suffix == ".safetensors" else load_checkpoint
+    left_state, right_state = load(left), load(right)
     for state in (left_state, right_state):
         state.pop("log", None)  # has times in it
         state.pop("recipe", None)
@@ -74,7 +76,7 @@ def stop_at(step: int):
 
 def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
     names = {path.name for path in trained_run.folder.iterdir()}
-    expected = {"recipe.json", "log.jsonl", "last.pt", "previous.pt", "best.pt", "scores.json"}
+    expected = {"recipe.json", "log.jsonl", "last.pt", "previous.pt", "model.safetensors", "scores.json"}
     assert names == expected | {".lock", "curves.png", "retrieval.png", "map.png"}
     for entry in trained_run.log:
         assert {"epoch", "loss", "sample_loss", "proxy_loss", "unlinked_fraction", "held_out"} <= entry.keys()
@@ -124,7 +126,7 @@ class TestAStoppedRun:
         torch.manual_seed(99)  # whatever the next process does first
         trainer.resume(stopped.folder)
         same_weights(stopped.folder / "last.pt", undisturbed.folder / "last.pt")
-        same_weights(stopped.folder / "best.pt", undisturbed.folder / "best.pt")
+        same_weights(stopped.folder / "model.safetensors", undisturbed.folder / "model.safetensors")
         assert [e["loss"] for e in stopped.log] == [e["loss"] for e in undisturbed.log]
         timeless = {"trained", "best_epoch"}
         assert {k: stopped.scores[k] for k in timeless} == {k: undisturbed.scores[k] for k in timeless}
@@ -156,7 +158,7 @@ class TestAStoppedRun:
     def test_with_a_damaged_best_takes_it_from_the_last_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
         run = trainer.train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
         before, scores = run.load_best(), run.scores["trained"]
-        (run.folder / "best.pt").write_bytes(b"PK")
+        (run.folder / "model.safetensors").write_bytes(b"PK")
         trainer.resume(run.folder)
         assert all(torch.equal(run.load_best()["model"][name], weights) for name, weights in before["model"].items())
         assert run.scores["trained"] == scores
@@ -169,14 +171,14 @@ class TestAStoppedRun:
         last = load_checkpoint(folder / "last.pt")
         last["best"]["epoch"] = 1  # as if it had been the first
         Run(folder).save_last(last)
-        (folder / "best.pt").write_bytes(b"PK")
-        refusal = rf"best.pt is not from epoch 1, the best: remove {folder}/last.pt and {folder}/previous.pt, "
+        (folder / "model.safetensors").write_bytes(b"PK")
+        refusal = rf"is not from epoch 1, the best: remove {folder}/last.pt and {folder}/previous.pt, "
         with pytest.raises(ValueError, match=refusal + rf"then --resume {folder} trains again from the beginning"):
             resume(folder)
         for name in ("last.pt", "previous.pt"):
             (folder / name).unlink()
         resume(folder)
-        same_weights(folder / "best.pt", undisturbed.folder / "best.pt")
+        same_weights(folder / "model.safetensors", undisturbed.folder / "model.safetensors")
         assert Run(folder).scores["trained"] == undisturbed.scores["trained"]
 
     def test_before_its_best_network_was_saved(
@@ -189,9 +191,9 @@ class TestAStoppedRun:
         with pytest.raises(PlugPulledError):
             train(tiny, tmp_path / "stopped")
         monkeypatch.undo()
-        assert not (tmp_path / "stopped" / "best.pt").exists()
+        assert not (tmp_path / "stopped" / "model.safetensors").exists()
         resume(tmp_path / "stopped")
-        same_weights(tmp_path / "stopped" / "best.pt", undisturbed.folder / "best.pt")
+        same_weights(tmp_path / "stopped" / "model.safetensors", undisturbed.folder / "model.safetensors")
 
     @staticmethod
     def command(*arguments: object) -> list[str]:
@@ -549,7 +551,7 @@ def poisoned_loss(monkeypatch: pytest.MonkeyPatch, poisoned: Callable[[int], boo
     """From now on the proxies of a loss get NaN as their gradient in some steps, counted from 1."""
     build_loss, steps = build.build_loss, itertools.count(1)
 
-    def build_poisoned(recipe: Recipe, num_classes: int) -> torch.nn.Module:
+    def build_poisoned(recipe: Recipe, num_classes: int, loss: None) -> torch.nn.Module:
         loss = build_loss(recipe, num_classes)
         loss.proxies.register_hook(lambda gradient: gradient * (torch.nan if poisoned(next(steps)) else 1))
         return loss

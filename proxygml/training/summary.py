@@ -1,0 +1,39 @@
+"""The scores of a finished run as people read them: a table, and what it says."""
+
+from proxygml.display import output, show_scores
+from proxygml.training.parts import is_class_name
+from proxygml.training.recipe import Recipe
+
+CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
+
+
+def show_result(recipe: Recipe, scores: dict) -> None:
+    """Print the scores of a run, which epoch they are of, and whether training helped."""
+    pretrained = recipe.weights is not None or is_class_name(recipe.backbone)
+    baseline = "frozen backbone" if pretrained else "untrained network"
+    named = {
+        "raw pixels": scores.get("pixels"),
+        baseline: scores.get("untrained"),
+        f"trained with {recipe.loss}" + (" *" if "remark" in scores else ""): scores.get("trained"),
+        "the same, last epoch": scores.get("last_epoch"),
+        "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
+    }
+    rows = {name: row for name, row in named.items() if row is not None}
+    if rows:
+        show_scores(rows, heading="on unseen classes, %", baseline=baseline)
+        scored = scores.get("trained") or scores["held_out"]
+        output.print(
+            f"{scored['images']} images of {scored['classes']} classes never seen in training; epoch "
+            f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
+            f"{scores['seconds']:.0f} s of training"
+        )
+    if recipe.test and "trained" not in scores:
+        output.print("no test score: --test-fraction 0 leaves no classes to test on")
+    first = f"recall@{recipe.recall_at[0]}"
+    if {"trained", "untrained"} <= scores.keys() and scores["trained"][first] <= scores["untrained"][first]:
+        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs, --feature-crops 8 (only the head)"
+        longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
+        advice = slower if pretrained else longer
+        output.print(f"Training did not help: the {baseline} is as good. Try {advice}, or more classes and images")
+    if "remark" in scores:
+        output.print(f"* {scores['remark']}")
