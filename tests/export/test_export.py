@@ -48,7 +48,7 @@ def untrained(folder: Path, **settings: object) -> Run:
     recipe = Recipe(**{"dataset": "folder", "data": "nowhere", "image_size": 64, "embedding_dim": 12} | settings)
     torch.manual_seed(0)
     run = Run.create(folder, recipe)
-    run.save_best({"model": build.build_model(recipe).state_dict()})
+    run.save_best({"model": build.build_model(recipe).state_dict(), "loss": {}, "epoch": 1, "class_names": []})
     return run
 
 
