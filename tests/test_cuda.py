@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxygml import ProxyGMLLoss, ShardedProxyGMLLoss, proxygml_loss
-from proxygml.losses.proxygml.fused import fused
+from proxygml.losses.proxygml import fused
+from proxygml.losses.proxygml.gradients import loss_and_gradients
 from proxygml.losses.proxygml.module import ProxyGMLFunction
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.optim import RowAdam
@@ -134,7 +135,8 @@ def step_on_a_fake_gpu() -> None:
         network, loss = nn.Linear(8, 16), ProxyGMLLoss(98, 16)
         optimizer = torch.optim.Adam([*network.parameters(), *loss.parameters()], fused=True)
         monitor = StepMonitor(torch.device("fakegpu"))
-        compute = partial(fused, settings=loss.settings, links=loss.links, pool=loss.gradient_pool)
+        options = {"settings": loss.settings, "links": loss.links, "pool": loss.gradient_pool}
+        compute = partial(loss_and_gradients, sample_loss=fused.sample_loss, **options)
         run_fused = lambda *batch: ProxyGMLFunction.call(compute, batch[0], loss.proxies, batch[1])[0]  # noqa: E731
         for implementation in (loss, run_fused):
             embeddings, labels = loss.check(network(torch.randn(32, 8)), torch.randint(98, (32,)), 98)

@@ -118,7 +118,7 @@ def test_temporaries_of_killed_processes_are_removed(tmp_path: Path) -> None:
         assert in_use.exists()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left[1:] == ["last.pt"]
-    assert left[0].startswith(".best-")
+    assert left[0].startswith(".model-")
 
 
 def test_altered_values_are_detected() -> None:
