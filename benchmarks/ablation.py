@@ -21,7 +21,7 @@ from rich.progress import Progress
 from benchmarks.images import make_photos
 from proxygml.files import atomic_write
 from proxygml.training.recipe import Recipe
-from proxygml.training.trainer import train
+from proxygml.training.start import train
 
 RESULTS = Path("results/ablation/cub.json")
 METRICS = ("recall@1", "map_at_r")

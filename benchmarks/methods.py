@@ -23,7 +23,7 @@ from proxygml.files import atomic_write
 from proxygml.losses import METHODS, make
 from proxygml.training.build import build_loss, build_model
 from proxygml.training.presets import GLYPHS
-from proxygml.training.trainer import train
+from proxygml.training.start import train
 
 RESULTS = Path("results/methods/glyphs.json")
 CLASSES, BATCH, DIMENSION = 100, 32, 512

@@ -83,7 +83,7 @@ def measure(form: str, data: Path, folder: Path) -> dict[str, float]:
 def start_training(form: str, data: str, folder: str, started: float) -> None:
     """Train for a few steps and print when they finished, relative to `started`; runs in a new process."""
     from proxygml.training.presets import GLYPHS
-    from proxygml.training.trainer import train
+    from proxygml.training.start import train
 
     measured: dict[str, float] = {}
 

@@ -24,7 +24,7 @@ from PIL import Image
 from benchmarks.profiling import resident_mb, save
 from proxygml.files import atomic_write
 from proxygml.training.presets import GLYPHS
-from proxygml.training.trainer import train
+from proxygml.training.start import train
 
 STEPS, REQUESTS = 10_000, 1_000
 QUICK_STEPS, QUICK_REQUESTS = 120, 40

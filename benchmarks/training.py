@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from benchmarks.images import make_photos
 from benchmarks.profiling import print_table, save
 from proxygml.data.splits import hold_out
-from proxygml.training import build, trainer
+from proxygml.training import build, start
 from proxygml.training.presets import GLYPHS, PRESETS
 from proxygml.training.recipe import Recipe
 
@@ -61,7 +61,7 @@ def step_times(recipe: Recipe, steps: int) -> Iterator[dict[str, float]]:
 def evaluation_fraction(recipe: Recipe) -> float:
     """Fraction of an epoch spent on evaluating held-out classes, median over epochs."""
     with tempfile.TemporaryDirectory() as folder:
-        log = trainer.train(
+        log = start.train(
             recipe.changed({"epochs": 3, "baselines": False, "test": False}), Path(folder) / "run", progress=False
         ).log
     return statistics.median(1 - entry["training_seconds"] / entry["seconds"] for entry in log)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxygml.retrieval import Index
     from proxygml.training.recipe import Recipe
     from proxygml.training.run import Run
-    from proxygml.training.trainer import train
+    from proxygml.training.start import train
 
 __all__ = [
     "Embeddings",
@@ -50,7 +50,7 @@ _MODULES = {
     "embed": "embeddings",
     "evaluate": "evaluation",
     "proxygml_loss": "losses.proxygml.definition",
-    "train": "training.trainer",
+    "train": "training.start",
 }
 
 

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -91,6 +91,11 @@ class Progress(Protocol):
 
 def no_progress(what: str, done: int, total: int, note: str) -> None:
     """Shows nothing."""
+
+
+def counter(progress: Progress, what: str) -> Callable[[int, int], None]:
+    """A function of (done, total) that reports the progress of one activity."""
+    return lambda done, total: progress(what, done, total, "")
 
 
 @contextmanager

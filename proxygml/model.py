@@ -2,10 +2,8 @@
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -17,23 +15,14 @@ from PIL import Image
 
 from proxygml import embeddings, files
 from proxygml.data import ImageList, open_image
-from proxygml.data.check import Problem, find_problems
-from proxygml.data.folder import list_images
+from proxygml.data.check import find_problems
 from proxygml.data.images import Crops, FeatureCrops
-from proxygml.data.splits import Split, image_list
-from proxygml.display import Progress, no_progress
 from proxygml.embeddings import Embeddings
-from proxygml.retrieval import Index, is_url
-from proxygml.retrieval.contents import build_lock, erase
+from proxygml.retrieval import is_url
 from proxygml.retrieval.url import IndexURL
-from proxygml.retrieval.validation import is_text
 from proxygml.training import build
 from proxygml.training.run import Run
 
-BLOCK = 1024  # images that are embedded and stored at a time: at most these are lost by Ctrl-C
-MAX_NAMED = 20  # unreadable images that are reported by name
-SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
-NAMES = {"train": "training", "test": "test", "all": "training or test"}
 Kind = Literal["run", "embeddings", "index", "export", "images"]
 KINDS: dict[Kind, str] = {
     "run": "the folder of a run",
@@ -152,172 +141,3 @@ class Model:
                 process=(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1),
                 progress=progress,
             )
-
-
-@dataclass
-class Added:
-    """Numbers of items that were added to an index, that it contained already, and of images that cannot be read."""
-
-    new: int = 0
-    existing: int = 0
-    skipped: int = 0
-
-
-def images_below(folder: Path) -> ImageList:
-    """All images below a folder, at any depth; the class is the path of the parent folder."""
-    paths, classes = list_images(folder, loose=folder.resolve().name)
-    return image_list(paths, classes, root=folder)
-
-
-def item_name(images: ImageList, path: str) -> str:
-    """The path of an image in an index: absolute for a file, unchanged for an image inside another file."""
-    is_file = images.pixels is None and images.open_file is open_image
-    return os.path.abspath(os.path.join(images.root or ".", path)) if is_file else path
-
-
-def add_embeddings(index: Index, source: Embeddings | Index, progress: Progress) -> Added:
-    """Add all vectors of embeddings or of another index, block by block."""
-    added, done = Added(), 0
-    for block in source.blocks():
-        new = index.add(block)
-        done += len(block)
-        added.new += new
-        added.existing += len(block) - new
-        progress("adding", done, max(len(source), done), "")
-    return added
-
-
-def add_images(index: Index, model: Model, images: ImageList, progress: Progress) -> Added:
-    """Embed the images that an index does not contain and add them; unreadable images are skipped and reported.
-
-    Every block is stored when it is done: after Ctrl-C or a kill, the same call continues.
-    """
-    added = Added()
-    for start in range(0, len(images), BLOCK):
-        block = images.select(np.arange(start, min(start + BLOCK, len(images))))
-        names = [item_name(block, path) for path in block.paths]
-        existing = index.contains([name for name in names if is_text(name)])
-        missing = np.array([place for place, name in enumerate(names) if name not in existing], np.int64)
-        added.existing += len(names) - len(missing)
-        if not len(missing):
-            continue
-        block = block.select(missing)
-        problems = {problem.index: problem for problem in find_problems(block, decode=True)}
-        for place, path in enumerate(block.paths):
-            if not is_text(path):
-                problems.setdefault(place, Problem(place, path, "its name is not valid Unicode: rename it"))
-        for problem in list(problems.values())[: max(0, MAX_NAMED - added.skipped)]:
-            progress(f"skipped {problem.path}", 0, 0, problem.reason)
-        added.skipped += len(problems)
-        readable = np.setdiff1d(np.arange(len(block)), list(problems))
-        if not len(readable):
-            continue
-
-        def report(done: int, _: int, start: int = start) -> None:
-            progress("embedding", start + done, len(images), "")
-
-        result = model.embed(block.select(readable), report)
-        paths = np.array([item_name(images, path) for path in result.paths], str)
-        new = index.add(replace(result, paths=paths))
-        added.new += new
-        added.existing += len(paths) - new  # another process has added them
-    if len(images):
-        progress("embedding", len(images), len(images), "")
-    if added.skipped > MAX_NAMED:
-        progress("skipped", 0, 0, f"{added.skipped - MAX_NAMED:,} more images that cannot be read")
-    return added
-
-
-def open_vectors(
-    location: str | Path,
-    *,
-    split: Split = "all",
-    data: Path | None = None,
-    device: str | None = None,
-    progress: Progress = no_progress,
-) -> Embeddings | Index:
-    """The embeddings in an .npz, an index, or those of a run's images.
-
-    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `device` embeds them.
-    """
-    match kind_of(location, ("run", "embeddings", "index")):
-        case "run":
-            parts = list(run_parts(Model(location, data=data, device=device), split, progress=progress).values())
-            return parts[0] if len(parts) == 1 else embeddings.concatenate([read_all(index) for index in parts])
-        case "embeddings":
-            return Embeddings.load(Path(location))
-        case _:
-            return Index.open(location)
-
-
-def read_all(source: Embeddings | Index) -> Embeddings:
-    """All items of an index as embeddings."""
-    if isinstance(source, Embeddings):
-        return source
-    if not len(source):
-        raise ValueError(f"{source.location} is empty: add to it with `proxygml index add`")
-    return embeddings.concatenate(list(source.blocks()))
-
-
-def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_progress) -> dict[str, Index]:
-    """The indexes of a run's training images, test images or both; their sizes are reported."""
-    parts = {part: run_index(model, part, progress=progress) for part in SPLITS[split]}
-    counts = " and ".join(f"{len(index):,} {NAMES[part]} images" for part, index in parts.items())
-    progress(str(model.run.folder), 0, 0, counts)
-    parts = {part: index for part, index in parts.items() if len(index)}
-    if not parts:
-        raise ValueError(f"{model.run.folder} has no {NAMES[split]} images: choose another --split")
-    return parts
-
-
-def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> Index:
-    """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
-
-    If the folder cannot be written, the index is in memory.
-    """
-    folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
-    if folder.is_symlink():  # somebody may have sent the run: a stale index would be erased there
-        raise ValueError(f"{folder} is a link: remove it, and the index is built again")
-    dim, model_id = model.recipe.embedding_dim, model.model_id
-    if (folder / "items.sqlite").is_file():
-        index = Index.open(folder)
-        if index.model == model_id and index.metadata.get("complete") == "yes":
-            _follow_images(index, model, split)
-            return index
-        index.close()
-    images = model.load_images()[split]
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(build_lock(folder))
-            index = _open_cache(folder, dim, model_id)
-            index.save_model(model.run.folder)
-        except files.UnwritableError as error:
-            warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
-            index = Index.create(None, dim=dim, model=model_id)
-        add_images(index, model, images, progress)
-        index.set_metadata("root", os.path.abspath(images.root or "."))
-        index.set_metadata("data", model.recipe.data or "")
-        index.set_metadata("complete", "yes")
-    return index
-
-
-def _follow_images(index: Index, model: Model, split: str) -> None:
-    """Change the paths in a run's index if its images have moved and are found."""
-    data = model.recipe.data or ""
-    if index.metadata.get("data") != data and os.path.exists(data):
-        root = os.path.abspath(model.load_images()[split].root or ".")
-        with suppress(files.UnwritableError):
-            index.relocate(index.metadata["root"], root)
-            index.set_metadata("root", root)
-            index.set_metadata("data", data)
-
-
-def _open_cache(folder: Path, dim: int, model_id: str) -> Index:
-    """The unfinished index in a folder, or a new one if that was made by another network."""
-    if (folder / "items.sqlite").is_file():
-        index = Index.open(folder)
-        if index.model == model_id:
-            return index
-        index.close()
-        erase(folder)
-    return Index.create(folder, dim=dim, model=model_id)

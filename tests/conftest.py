@@ -33,7 +33,7 @@ def tiny() -> Recipe:
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """A finished tiny run with everything in it."""
-    from proxygml.training.trainer import train
+    from proxygml.training.start import train
 
     recipe = GLYPHS.changed({"classes": 18, "epochs": 2, "proxies_per_class": 2, "ratio": 0.5, "held_out": 0.55})
     with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from proxygml.losses.proxygml.gradients import loss_and_gradients
 from proxygml.losses.proxygml.module import ProxyGMLFunction
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.optim import RowAdam
-from proxygml.training import checks, trainer
+from proxygml.training import checks, start
 from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
 from proxygml.training.recipe import Recipe
 from tests.training.test_training import PlugPulledError, stop_at
@@ -113,10 +113,10 @@ def test_row_adam_equals_adam_on_the_cpu(device: str) -> None:
 @needs_gpu
 def test_resumed_run_ends_as_if_not_stopped(tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"device": "cuda", "adam_epsilon": 0.01, "learning_rate": 1e-4})
-    expected = trainer.train(recipe, tmp_path / "undisturbed").log
+    expected = start.train(recipe, tmp_path / "undisturbed").log
     with pytest.raises(PlugPulledError):
-        trainer.train(recipe, tmp_path / "stopped", progress=stop_at(10))
-    log = trainer.resume(tmp_path / "stopped").log
+        start.train(recipe, tmp_path / "stopped", progress=stop_at(10))
+    log = start.resume(tmp_path / "stopped").log
     assert [entry["loss"] for entry in log] == pytest.approx([entry["loss"] for entry in expected], abs=1e-3)
 
 

@@ -26,7 +26,19 @@ ORDER = [
         "backbones",
         "evaluation",
     ),
-    *("embeddings", "features", "retrieval", "plots", "training", "export", "model", "server", "paper", "cli"),
+    *(
+        "embeddings",
+        "features",
+        "retrieval",
+        "plots",
+        "training",
+        "export",
+        "model",
+        "vectors",
+        "server",
+        "paper",
+        "cli",
+    ),
     "__main__",
 ]
 

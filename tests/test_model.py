@@ -15,11 +15,13 @@ from PIL import Image
 
 from proxygml import model
 from proxygml.cli.main import main
+from proxygml.data.folder import images_below
 from proxygml.embeddings import Embeddings, embed
 from proxygml.evaluation import neighbors
-from proxygml.retrieval import Index
+from proxygml.retrieval import Index, adding
 from proxygml.training import build
 from proxygml.training.run import Run
+from proxygml.vectors import open_vectors
 
 
 @pytest.fixture
@@ -75,14 +77,14 @@ def test_index_and_search_photos(location: str, photos: Path, trained_run: Run, 
 def test_index_has_the_vectors_of_the_model(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
     run_command(capsys, "index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder)
     (block,) = Index.open(tmp_path / "index").blocks()
-    expected = model.Model(trained_run).embed(model.images_below(photos))
+    expected = model.Model(trained_run).embed(images_below(photos))
     assert block.paths.tolist() == [str(photos / path) for path in expected.paths]
     np.testing.assert_allclose(block.vectors, expected.vectors, atol=1e-6)
     assert [block.class_name(label) for label in block.labels] == ["my [photos]", "crow", "crow", "water/duck"]
 
 
 def test_interrupted_build_continues(photos: Path, trained_run: Run, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(model, "BLOCK", 1)
+    monkeypatch.setattr(adding, "BLOCK", 1)
     command = ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]
     add, added = Index.add, []
 
@@ -188,7 +190,7 @@ class TestModel:
         monkeypatch.setattr("lightning_fabric.Fabric.__init__", no_fabric)
         state, seed = torch.get_rng_state(), os.environ.get("PL_GLOBAL_SEED")
         embedder = model.Model(trained_run.folder)
-        vectors = embedder.embed(model.images_below(photos)).vectors
+        vectors = embedder.embed(images_below(photos)).vectors
         encoded = embedder.encode([photos / "crow" / "1.png", Image.open(photos / "crow" / "2.png")])
         np.testing.assert_allclose(encoded, vectors[1:3], atol=1e-6)
         assert torch.equal(torch.get_rng_state(), state)
@@ -259,19 +261,19 @@ class TestRun:
         changes = {"dataset": "folder", "data": photos.name, "classes": None, "test_fraction": 0, "held_out": 0}
         run.write_recipe(run.recipe.changed(changes))
         monkeypatch.chdir("/")
-        whole = model.open_vectors(run.folder)
+        whole = open_vectors(run.folder)
         assert len(whole) == len(build.load_images(run.recipe)[0])
         with pytest.raises(ValueError, match="run has no test images: choose another --split"):
-            model.open_vectors(run.folder, split="test")
+            open_vectors(run.folder, split="test")
         photos.rename(photos.with_name("moved"))
-        assert len(model.open_vectors(run.folder)) == len(whole)  # they are cached
+        assert len(open_vectors(run.folder)) == len(whole)  # they are cached
         error = f"the images of {run.folder} are not in {photos}: name their folder with --data"
         with pytest.raises(FileNotFoundError, match=re.escape(error)):
             model.Model(run).load_images()
         moved = photos.with_name("moved")
         paths = [str(moved / Path(path).relative_to(photos)) for path in next(whole.blocks()).paths]
         for data in (moved, None):  # once told, the index knows
-            again = model.open_vectors(run.folder, data=data)
+            again = open_vectors(run.folder, data=data)
             assert next(again.blocks()).paths.tolist() == paths
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -282,12 +284,12 @@ class TestRun:
 
     def test_changed_network_is_embedded_again(self, trained_run: Run, tmp_path: Path) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        before = model.open_vectors(tmp_path / "run", split="test")
+        before = open_vectors(tmp_path / "run", split="test")
         run = Run.open(tmp_path / "run")
         state = run.load_best()
         state["model"] = {name: value * 1.5 for name, value in state["model"].items()}
         run.save_best(state)
-        after = model.open_vectors(tmp_path / "run", split="test")
+        after = open_vectors(tmp_path / "run", split="test")
         assert before.model != after.model == run.model_id
         assert len(after) > 0
 
@@ -302,19 +304,19 @@ class TestRun:
     def test_linked_index_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
         (sent / "index").symlink_to(tmp_path / "mine")
         with pytest.raises(ValueError, match="run/index is a link: remove it, and the index is built again"):
-            model.open_vectors(sent, split="test")
+            open_vectors(sent, split="test")
         assert {path.name for path in (tmp_path / "mine").iterdir()} == {"items.sqlite", "photo.jpg"}
 
     def test_stale_index_with_other_files_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
         (tmp_path / "mine").rename(sent / "index")
         with pytest.raises(FileExistsError, match=r"run/index/photo.jpg does not belong to an index, .* elsewhere"):
-            model.open_vectors(sent, split="test")
+            open_vectors(sent, split="test")
         (sent / "index" / "photo.jpg").rename(tmp_path / "photo.jpg")
-        assert len(model.open_vectors(sent, split="test"))
+        assert len(open_vectors(sent, split="test"))
 
     def test_interrupted_cache_is_completed(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
-        whole = model.open_vectors(tmp_path / "run", split="test")
+        whole = open_vectors(tmp_path / "run", split="test")
         count = len(whole)
         whole.remove(next(whole.blocks()).paths[:5])
         whole.set_metadata("complete", "no")
@@ -325,7 +327,7 @@ class TestRun:
             return embed(self, images)
 
         monkeypatch.setattr(model.Model, "embed", counted)
-        assert (len(model.open_vectors(tmp_path / "run", split="test")), embedded) == (count, [5])
+        assert (len(open_vectors(tmp_path / "run", split="test")), embedded) == (count, [5])
 
 
 class TestVectors:

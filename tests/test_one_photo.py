@@ -13,12 +13,13 @@ from PIL import Image
 from proxygml.cli.main import main
 from proxygml.data import load
 from proxygml.embeddings import Embeddings
-from proxygml.model import Model, read_all
+from proxygml.model import Model
 from proxygml.retrieval import Index
 from proxygml.server.images import read_upload
 from proxygml.server.opening import open_space
 from proxygml.training import build
 from proxygml.training.run import Run
+from proxygml.vectors import read_all
 from tests.data.test_decoding import gradient
 
 NAMES = ("a/photo.jpg", "b/turned.jpg", "c/photo.png", "d/deep.png")

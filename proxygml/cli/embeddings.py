@@ -1,6 +1,5 @@
 """proxygml embed and proxygml evaluate."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +7,7 @@ import tyro
 
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
-from proxygml.display import Progress, output, show_progress, show_scores
+from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
 from proxygml.training.recipe import Device
 
@@ -73,11 +72,11 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Progres
         raise ValueError(f"{model.run.folder} has no {split} images: choose another --split")
     results = []
     for images in filter(len, parts):
-        checking = partial(progress, "checking images", note="")
+        checking = counter(progress, "checking images")
         readable = readable_images(images, skip_broken=recipe.skip_broken, progress=checking)
         if skipped := describe_skipped(images, readable):
             progress("skipped", 0, 0, skipped)
-        results.append(model.embed(readable, progress=partial(progress, "embedding", note="")))
+        results.append(model.embed(readable, progress=counter(progress, "embedding")))
     return concatenate(results)
 
 
@@ -107,7 +106,7 @@ def evaluate(
         json: Print the scores as JSON.
     """
     from proxygml.evaluation import evaluate as score
-    from proxygml.model import open_vectors, read_all
+    from proxygml.vectors import open_vectors, read_all
 
     with show_progress() as progress:
 
@@ -123,7 +122,7 @@ def evaluate(
             gallery_labels=None if searched is None else searched.labels,
             cluster=cluster,
             seed=seed,
-            progress=partial(progress, "scoring", note=""),
+            progress=counter(progress, "scoring"),
         ).to_json()
     if json:
         output.print_json(data=scores)

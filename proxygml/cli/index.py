@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -13,7 +12,7 @@ import tyro
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.data.splits import Split
-from proxygml.display import Progress, messages, output, show_progress
+from proxygml.display import Progress, counter, messages, output, show_progress
 from proxygml.training.recipe import Device
 
 if TYPE_CHECKING:
@@ -60,7 +59,9 @@ class Items:
     def open(self, model: "Model | None") -> "Source":
         """The vectors, or the images that this model embeds."""
         from proxygml.data import load
-        from proxygml.model import images_below, kind_of, open_vectors
+        from proxygml.data.folder import images_below
+        from proxygml.model import kind_of
+        from proxygml.vectors import open_vectors
 
         if (self.source is None) == (self.dataset is None):
             raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
@@ -240,7 +241,7 @@ def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
     """Add a source to an index, bring its search up to date, and print a summary."""
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
-    from proxygml.model import add_embeddings, add_images
+    from proxygml.retrieval.adding import add_embeddings, add_images
     from proxygml.retrieval.validation import check_model
 
     index.check()
@@ -249,13 +250,13 @@ def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
     with show_progress() as progress:
         folder = None if model is None else model.run.folder
         if isinstance(source, ImageList):
-            added = add_images(index, cast("Model", model), source, progress)
+            added = add_images(index, cast("Model", model).embed, source, progress)
         else:
             added = add_embeddings(index, source, progress)
             folder = folder if isinstance(source, Embeddings) else source.model_folder()
         if folder is not None and index.model_folder() is None:
             index.save_model(folder)
-        index.refresh(partial(progress, f"building {index.kind}", note=""))
+        index.refresh(counter(progress, f"building {index.kind}"))
         recall = _measure_recall(index, progress)
     if not len(index):
         raise ValueError(f"none of the {added.skipped:,} images can be read: {index.location} is empty")

@@ -2,14 +2,13 @@
 
 import importlib
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from proxygml.cli.display import show_losses
-from proxygml.display import in_one_line, output, show_progress
+from proxygml.display import counter, in_one_line, output, show_progress
 
 MAX_FINDINGS = 50  # lines that a check prints
 
@@ -46,7 +45,7 @@ def datasets(
     for split, images in [("train", train_images), ("test", test_images)]:
         output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images")
         with show_progress() as progress:
-            report = partial(progress, f"opening {split} images", note="")
+            report = counter(progress, f"opening {split} images")
             problems = find_problems(images, decode=True, progress=report)
         findings += [f"{in_one_line(problem.path)}: {problem.reason}" for problem in problems]
     for finding in findings[:MAX_FINDINGS]:

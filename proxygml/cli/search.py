@@ -42,9 +42,10 @@ def search(
         json: Print the hits as JSON.
     """
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Model, kind_of, open_vectors
+    from proxygml.model import Model, kind_of
     from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
+    from proxygml.vectors import open_vectors
 
     if bool(image) == (vectors is not None):
         raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")

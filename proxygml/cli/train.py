@@ -75,7 +75,7 @@ def train(
     if resume is not None and (out is not None or like is not None):
         raise ValueError("--resume continues a run in its own folder: leave out --out and --like")
 
-    from proxygml.training import trainer
+    from proxygml.training import start
 
     folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -85,11 +85,11 @@ def train(
 
     with resume_hint(hint), show_progress() as progress:
         if resume is not None:
-            run = trainer.resume(folder, recipe, progress=progress)
+            run = start.resume(folder, recipe, progress=progress)
         else:
             if like == "native" and recipe.loss in methods.UNKNOWN:
                 messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}")
-            run = trainer.train(recipe, folder, progress=progress)
+            run = start.train(recipe, folder, progress=progress)
     if not is_first_process():
         return
     if json:

@@ -29,6 +29,12 @@ def load(root: Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageLis
     return split_by_class(*list_images(root), test_fraction, root=root)
 
 
+def images_below(folder: Path) -> ImageList:
+    """All images below a folder, at any depth; the class is the path of the parent folder."""
+    paths, classes = list_images(folder, loose=folder.resolve().name)
+    return image_list(paths, classes, root=folder)
+
+
 def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:
     """Paths relative to `root` of the images below root/start, sorted by class and name, and their classes.
 

@@ -16,7 +16,7 @@ from proxygml.paper.results import Claims, Range, Results
 from proxygml.paper.running import summary
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
-from proxygml.training.trainer import train
+from proxygml.training.start import train
 
 MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
 PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp

@@ -20,8 +20,9 @@ from proxygml.losses.proxygml.module import ProxyGMLLoss
 from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
-from proxygml.training import build, trainer
+from proxygml.training import build
 from proxygml.training.recipe import Recipe
+from proxygml.training.start import train
 
 SHOWN = 10  # classes of the subgraph that are drawn, those with the highest scores
 SAMPLE = 0  # the first training image
@@ -37,7 +38,7 @@ def measure(recipe: Recipe, folder: Path) -> dict:
         load_pretrained(model.trunk, recipe.weights)
     loss = cast(ProxyGMLLoss, build.build_loss(recipe, len(images.class_names)))
     before = subgraph(model, loss, recipe, images)
-    best = trainer.train(recipe, folder, progress=False).load_best()
+    best = train(recipe, folder, progress=False).load_best()
     model.load_state_dict(best["model"])
     loss.load_state_dict(best["loss"])
     return {"before": before, "after": subgraph(model, loss, recipe, images), "sample": str(images.paths[SAMPLE])}

@@ -26,9 +26,9 @@ from proxygml.paper.results import (
 )
 from proxygml.paper.settings import base_recipe
 from proxygml.paper.tuning import HELD_OUT, TRIALS, chosen, tuned
-from proxygml.training import trainer
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
+from proxygml.training.start import resume, train
 
 
 def run_experiment(
@@ -162,9 +162,9 @@ def run_missing(
 def train_or_resume(recipe: Recipe, folder: Path) -> dict:
     """Train or resume a run; its `summary`."""
     if not (folder / "recipe.json").exists():
-        return summary(trainer.train(recipe, folder, progress=False))
+        return summary(train(recipe, folder, progress=False))
     Run(folder).write_recipe(recipe)  # the data may have moved
-    return summary(trainer.resume(folder, progress=False))
+    return summary(resume(folder, progress=False))
 
 
 def train_or_fail(recipe: Recipe, folder: Path) -> dict:

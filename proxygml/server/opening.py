@@ -13,9 +13,11 @@ from proxygml.data import ImageList, open_image
 from proxygml.data.splits import Split
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, concatenate
-from proxygml.model import Model, item_name, kind_of, open_vectors, read_all, run_parts
+from proxygml.model import Model, kind_of
 from proxygml.retrieval import Index
+from proxygml.retrieval.adding import item_name
 from proxygml.server.space import Proxies, Space
+from proxygml.vectors import open_vectors, read_all, run_parts
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
 SPLIT_NAMES = {"train": "training", "test": "test", "all": "all"}

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from proxygml.data import ImageList, limit_images, sampling
 from proxygml.data.cache import Cache
 from proxygml.data.images import Augmentation, Crops, FeatureCrops, center_crops, random_crops
 from proxygml.data.objects import load_objects
-from proxygml.display import Progress, no_progress
+from proxygml.display import Progress, counter, no_progress
 from proxygml.distributed.fabric import launch_fabric
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
@@ -51,7 +50,7 @@ def start_fabric(recipe: Recipe) -> Fabric:
 def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progress) -> tuple[ImageList, ImageList]:
     """The training images and the test images, of the recipe's dataset or of an object."""
     if data is not None:
-        reading = partial(progress, "reading labels", note="")
+        reading = counter(progress, "reading labels")
         both = load_objects(data, test_fraction=recipe.test_fraction, progress=reading)
         return limit_images(both, classes=recipe.classes, max_class_size=recipe.max_class_size)
     return datasets.load(

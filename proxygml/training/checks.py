@@ -22,11 +22,12 @@ from proxygml.backbones import BACKBONES, build_trunk
 from proxygml.backbones.weights import check_hash, load_weights
 from proxygml.data import ImageList
 from proxygml.files import one_line
-from proxygml.training import build, trainer
+from proxygml.training import build
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.presets import GLYPHS, PRESETS
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
+from proxygml.training.start import resume
 
 TOLERANCE = {"32-true": 0.01, "bf16-mixed": 0.1, "16-mixed": 0.1}  # by precision, of a first loss of about 2
 SECONDS = 2.0  # of each measurement of speed
@@ -132,7 +133,7 @@ def compare_processes(device: str) -> str:
     start = dict(build.build_model(recipe).named_parameters())
     with tempfile.TemporaryDirectory() as folder:
         runs = [Run.create(Path(folder, str(number)), recipe.changed({"devices": number})) for number in (1, 2)]
-        trainer.resume(runs[0].folder, progress=False)
+        resume(runs[0].folder, progress=False)
         run_command("train", "--resume", str(runs[1].folder))
         one, two = (run.load_best()["model"] for run in runs)
     moved = math.hypot(*((one[name] - start[name]).norm().item() for name in start))

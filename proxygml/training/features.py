@@ -1,4 +1,7 @@
-"""Features of a frozen network, computed once and cached on disk: training a head then takes minutes on a CPU."""
+"""The readable images of a run and, if only a head is trained, their features by the frozen network.
+
+Features are computed once and cached on disk: training a head then takes minutes on a CPU.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -10,13 +13,35 @@ import torch
 from torch import Tensor
 
 from proxygml.data import ImageList
-from proxygml.data.readable import readable_images
+from proxygml.data.readable import describe_skipped, readable_images
+from proxygml.display import Progress, counter
 from proxygml.files import atomic_write, cache_folder, remove_temporaries
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
 
 BATCH = 64
-Progress = Callable[[int, int], None]
+Report = Callable[[int, int], None]
+
+
+def prepare_images(images: ImageList, what: str, recipe: Recipe, model: build.Network, progress: Progress) -> ImageList:
+    """The readable "training" or "test" images, with features if only the head is trained."""
+    checked = counter(progress, f"checking {what} images")
+    if recipe.feature_crops:
+        crops = recipe.feature_crops if what == "training" else 0
+        computed = counter(progress, f"features of {what} images")
+        kept = with_features(images, recipe, model, crops, checked, computed)
+    else:
+        kept = readable_images(
+            images,
+            skip_broken=recipe.skip_broken,
+            cache=build.training_cache(recipe) if what == "training" else None,
+            max_bytes=int(recipe.cache_gigabytes * 2**30),
+            sample=True,
+            progress=checked,
+        )
+    if skipped := describe_skipped(images, kept):
+        progress(f"skipped in {what}", 0, 0, skipped)
+    return kept
 
 
 def with_features(
@@ -24,8 +49,8 @@ def with_features(
     recipe: Recipe,
     model: build.Network,
     crops: int,
-    checked: Progress,
-    computed: Progress,
+    checked: Report,
+    computed: Report,
 ) -> ImageList:
     """The readable images with features (1 + crops, 2, F) by `model`: of the center crop, then of random crops.
 
@@ -65,7 +90,7 @@ def _compute(
     shape: tuple[int, ...],
     recipe: Recipe,
     model: build.Network,
-    progress: Progress,
+    progress: Report,
 ) -> None:
     """Write features of this shape as float16; rows of unreadable images are NaN."""
     total, crops = shape[0], shape[1] - 1

@@ -1,4 +1,6 @@
-"""The scores of a finished run as people read them: a table, and what it says."""
+"""The scores of a run as people read them: a line per epoch, and a table of the finished run."""
+
+from datetime import timedelta
 
 from proxygml.display import output, show_scores
 from proxygml.training.parts import is_class_name
@@ -37,3 +39,16 @@ def show_result(recipe: Recipe, scores: dict) -> None:
         output.print(f"Training did not help: the {baseline} is as good. Try {advice}, or more classes and images")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
+
+
+def describe_epoch(recipe: Recipe, entry: dict) -> str:
+    """Loss, scores, speed and time left after an epoch, from its entry in the log."""
+    n = recipe.recall_at[0]
+    shown = "".join(
+        f", {name.replace('_', '-')} R@{n} {100 * entry[name][f'recall@{n}']:.1f}, "
+        f"MAP@R {100 * entry[name]['map_at_r']:.1f}"
+        for name in ("held_out", "test")
+        if name in entry
+    )
+    left = timedelta(seconds=round(entry["seconds"] * (recipe.epochs - entry["epoch"])))
+    return f"loss {entry['loss']:.3f}{shown}, {entry['images_per_second']:.0f} images/s, {left} left"

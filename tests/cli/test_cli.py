@@ -199,7 +199,7 @@ class TestMistakes:
             assert (folder, recipe) == (trained_run.folder, trained_run.recipe.changed({"epochs": 20, "device": "cpu"}))
             return trained_run
 
-        monkeypatch.setattr("proxygml.training.trainer.resume", resume)
+        monkeypatch.setattr("proxygml.training.start.resume", resume)
         main(["train", f"--resume={trained_run.folder}", "--epochs", "20", "--device", "cpu"])
         assert "What next:" in capsys.readouterr().out
 
@@ -226,7 +226,7 @@ class TestMistakes:
         def fail(*_: object, **__: object) -> None:
             raise KeyError("surprise")
 
-        monkeypatch.setattr("proxygml.training.trainer.train", fail)
+        monkeypatch.setattr("proxygml.training.start.train", fail)
         code, lines = failure(capsys, "train", "glyphs", "--out", tmp_path / "run")
         assert code == 1
         assert lines.splitlines()[-1] == "error: KeyError: 'surprise' (PROXYGML_TRACEBACK=1 shows where)"
@@ -372,7 +372,7 @@ class TestLosses:
             recipes.append(recipe)
             raise ValueError("that is enough")
 
-        monkeypatch.setattr("proxygml.training.trainer.train", stop)
+        monkeypatch.setattr("proxygml.training.start.train", stop)
         for loss, given in [("ms", ["--loss-settings", "beta=50"]), ("hdc", ["--epochs", "3"])]:
             _, message = failure(capsys, "train", "paper-cub", f"--loss={loss}", "--like", "native", *given)
             assert ("native hdc: the last layers learn" in message) == (loss == "hdc")

@@ -14,7 +14,7 @@ from proxygml.cli import doctor
 from proxygml.cli.main import main
 from proxygml.training import checks
 from proxygml.training.run import Run
-from proxygml.training.trainer import resume
+from proxygml.training.start import resume
 
 COMMAND = [sys.executable, "-m", "proxygml", "doctor"]
 

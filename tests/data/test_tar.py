@@ -18,9 +18,10 @@ from torch import nn
 from proxygml import data
 from proxygml.data import sampling, tar
 from proxygml.data.check import find_problems
-from proxygml.training import build, trainer
+from proxygml.training import build
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.presets import GLYPHS
+from proxygml.training.start import train
 
 
 def add(archive: tarfile.TarFile, name: str, contents: bytes) -> None:
@@ -74,7 +75,7 @@ def test_training(shards: Path, tmp_path: Path) -> None:
         {"dataset": "tar", "data": str(shards), "image_size": 16, "held_out": 0.0, "epochs": 1, "ratio": 1.0}
         | {"baselines": False, "workers": 2, "batch_size": 5, "cache": str(tmp_path / "cache")}
     )
-    run = trainer.train(recipe, tmp_path / "run")
+    run = train(recipe, tmp_path / "run")
     assert run.scores["trained"]["images"] == 16
     assert not (tmp_path / "cache").exists()  # as presets for photos ask for one
 

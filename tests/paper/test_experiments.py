@@ -13,7 +13,7 @@ from proxygml.paper.rendering import Section
 from proxygml.paper.report import report
 from proxygml.paper.results import Results, fingerprint, save_runs
 from proxygml.paper.settings import QUICK, SETTINGS, base_recipe
-from proxygml.training import trainer
+from proxygml.training import start
 from proxygml.training.presets import PRESETS
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trainer.train(recipe, tmp_path / "run", progress=stop)
+        start.train(recipe, tmp_path / "run", progress=stop)
     gone_on = running.train_or_resume(recipe, tmp_path / "run")
     straight = running.train_or_resume(recipe, tmp_path / "straight")
     assert gone_on["scores"] == straight["scores"]

@@ -128,7 +128,7 @@ def test_read_only_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: Path) -> None:
         raise UnwritableError("no space left")
 
-    monkeypatch.setattr("proxygml.model.build_lock", full)
+    monkeypatch.setattr("proxygml.vectors.build_lock", full)
     with pytest.warns(UserWarning, match="no space left: the embeddings are not kept"):
         assert len(opened(run.folder))
 

@@ -8,7 +8,7 @@ from lightning_fabric import seed_everything
 
 from proxygml.data.splits import hold_out
 from proxygml.losses import METHODS, find, make
-from proxygml.training import build, trainer
+from proxygml.training import build, start
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
 from tests.training.test_training import PlugPulledError, same_weights, stop_at
@@ -31,7 +31,7 @@ def recipe_for(loss: str) -> Recipe:
 @pytest.fixture(params=METHODS, scope="module")
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     recipe = recipe_for(request.param)
-    return recipe, trainer.train(recipe, tmp_path_factory.mktemp(request.param) / "run")
+    return recipe, start.train(recipe, tmp_path_factory.mktemp(request.param) / "run")
 
 
 def test_every_trainable_parameter_moves_and_the_frozen_stay(undisturbed) -> None:
@@ -54,8 +54,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(undisturbed, tmp_path: Path) -> N
     labels = hold_out(build.load_images(recipe)[0], recipe.held_out)[0].labels
     steps = len(build.draw_batches(recipe, labels, build.build_loss(recipe, labels.max() + 1), epoch=0))
     with pytest.raises(PlugPulledError):
-        trainer.train(recipe, tmp_path / "run", progress=stop_at(steps + 1))
-    same_weights(trainer.resume(tmp_path / "run").folder / "last.pt", whole.folder / "last.pt")
+        start.train(recipe, tmp_path / "run", progress=stop_at(steps + 1))
+    same_weights(start.resume(tmp_path / "run").folder / "last.pt", whole.folder / "last.pt")
 
 
 def test_the_network_can_be_had_again(undisturbed) -> None:

@@ -18,7 +18,7 @@ from proxygml.training import build, features
 from proxygml.training.checkpoints import load_checkpoint
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
-from proxygml.training.trainer import resume, train
+from proxygml.training.start import resume, train
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from lightning_fabric import seed_everything
 
 from proxygml.data import load
-from proxygml.training import build, trainer
+from proxygml.training import build, start
 from proxygml.training.loop import learning_rate_factor
 from proxygml.training.presets import PRESETS
 from proxygml.training.recipe import Recipe
@@ -86,7 +86,7 @@ def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, 
         | {"tested_epochs": (1, 6), "recall_at": (1, 2), "ratio": 1.0, "device": "cpu"}
         | {"crop_scale": (1.0, 1.0), "flip": False}  # the same few images every time, so that the loss has to fall
     )
-    run = trainer.train(recipe, tmp_path / "run")
+    run = start.train(recipe, tmp_path / "run")
     first, *_, last = run.log
     assert first["learning_rate_trunk"] == first["learning_rate_head"] == 1e-4
     assert first["learning_rate_proxies"] == recipe.proxy_learning_rate
@@ -118,7 +118,7 @@ def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path
             "frozen": ("stem", "1"),
         }
     )
-    run = trainer.train(recipe, tmp_path / "run")
+    run = start.train(recipe, tmp_path / "run")
     seed_everything(recipe.seed, verbose=False)
     model = build.build_model(recipe)
     after = run.load_last()["model"]
@@ -133,7 +133,7 @@ def test_second_epoch_trains_head_and_proxies(cub_tree: Path, tmp_path: Path) ->
         {"data": str(cub_tree), "weights": None, "epochs": 2, "workers": 0, "image_size": 64, "baselines": False}
         | {"tested_epochs": (), "ratio": 1.0}
     )
-    run = trainer.train(recipe, tmp_path / "run")
+    run = start.train(recipe, tmp_path / "run")
     from proxygml.training.checkpoints import load_checkpoint
 
     first, second = (load_checkpoint(run.folder / name)["model"] for name in ("previous.pt", "last.pt"))
@@ -153,7 +153,7 @@ def test_weights_that_cannot_be_found_say_which_file_to_get(
     with pytest.raises(
         FileNotFoundError, match=r"no bn_inception-52deb4733.pth in the working directory .*--weights PATH"
     ):
-        trainer.train(recipe, tmp_path / "run")
+        start.train(recipe, tmp_path / "run")
 
 
 def test_published_weights_are_found(
@@ -170,7 +170,7 @@ def test_published_weights_are_found(
         {"data": str(cub_tree), "epochs": 1, "workers": 0, "image_size": 64, "baselines": False, "ratio": 1.0}
     )
     told = []
-    trainer.train(recipe, tmp_path / "run", progress=lambda what, done, total, note: told.append((what, note)))
+    start.train(recipe, tmp_path / "run", progress=lambda what, done, total, note: told.append((what, note)))
     (note,) = [note for what, note in told if what == "weights"]
     assert note.endswith("bn_inception.pth, 0 missing, 0 unexpected")
 
@@ -184,8 +184,8 @@ def test_broken_image(
     victim.write_bytes(victim.read_bytes()[:200])
     recipe = Recipe(dataset="cub", data=str(cub_tree), image_size=32, epochs=1, ratio=1.0, batch_size=4, held_out=0.0)
     with pytest.raises(ValueError, match=rf"1 of {len(images)} images cannot be read, first .* --skip-broken"):
-        trainer.train(recipe, tmp_path / "refused")
-    run = trainer.train(recipe.changed({"skip_broken": True}), tmp_path / "skipped")
+        start.train(recipe, tmp_path / "refused")
+    run = start.train(recipe.changed({"skip_broken": True}), tmp_path / "skipped")
     assert run.scores["skipped_training_images"] == 1
     assert Run.open(run.folder).log
 

@@ -10,7 +10,7 @@ from proxygml.display import no_progress
 from proxygml.training.recipe import Recipe
 from proxygml.training.resuming import check_changes
 from proxygml.training.run import Run
-from proxygml.training.trainer import resume
+from proxygml.training.start import resume
 
 
 @pytest.fixture

@@ -25,14 +25,14 @@ from proxygml.embeddings import embed
 from proxygml.evaluation import evaluate
 from proxygml.model import Model
 from proxygml.paper import running
-from proxygml.training import build, evaluator, loop, monitor, trainer
+from proxygml.training import build, evaluator, loop, monitor, start
 from proxygml.training.build import load_images, load_model
 from proxygml.training.checkpoints import load_checkpoint, load_weights
 from proxygml.training.loop import learning_rate_factor, scheduled_links
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
-from proxygml.training.trainer import resume, train
+from proxygml.training.start import resume, train
 
 
 def same_weights(left: Path, right: Path) -> None:
@@ -91,40 +91,40 @@ def test_a_finished_run_has_everything_in_its_folder(trained_run: Run) -> None:
 
 def test_the_loss_falls_and_the_space_gets_better(tmp_path: Path) -> None:
     recipe = GLYPHS.changed({"classes": 40, "epochs": 4, "proxies_per_class": 3, "ratio": 0.2})
-    run = trainer.train(recipe, tmp_path / "run")
+    run = start.train(recipe, tmp_path / "run")
     losses = [entry["loss"] for entry in run.log]
     assert losses == sorted(losses, reverse=True)
     assert run.scores["trained"]["map_at_r"] > run.scores["untrained"]["map_at_r"]
 
 
 def test_same_seed_same_run(tiny: Recipe, tmp_path: Path) -> None:
-    runs = [trainer.train(tiny.changed({"seed": seed}), tmp_path / str(n)) for n, seed in enumerate([3, 3, 4])]
+    runs = [start.train(tiny.changed({"seed": seed}), tmp_path / str(n)) for n, seed in enumerate([3, 3, 4])]
     same_weights(runs[0].folder / "last.pt", runs[1].folder / "last.pt")
     with pytest.raises(AssertionError):
         same_weights(runs[0].folder / "last.pt", runs[2].folder / "last.pt")
 
 
 def test_the_number_of_workers_does_not_change_the_run(tiny: Recipe, tmp_path: Path) -> None:
-    alone = trainer.train(tiny, tmp_path / "alone")
+    alone = start.train(tiny, tmp_path / "alone")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and Python warn of forks of their own
-        helped = trainer.train(tiny.changed({"workers": 2}), tmp_path / "helped")
+        helped = start.train(tiny.changed({"workers": 2}), tmp_path / "helped")
     same_weights(alone.folder / "last.pt", helped.folder / "last.pt")
 
 
 class TestAStoppedRun:
     @pytest.fixture
     def undisturbed(self, tiny: Recipe, tmp_path: Path) -> Run:
-        return trainer.train(tiny, tmp_path / "undisturbed")
+        return start.train(tiny, tmp_path / "undisturbed")
 
     @pytest.mark.parametrize("step", [2, 5, 10])  # in the first, second and third epoch
     def test_goes_on_to_the_same_end(self, tiny: Recipe, tmp_path: Path, undisturbed: Run, step: int) -> None:
         with pytest.raises(PlugPulledError):
-            trainer.train(tiny, tmp_path / "stopped", progress=stop_at(step))
+            start.train(tiny, tmp_path / "stopped", progress=stop_at(step))
         stopped = Run.open(tmp_path / "stopped")
         assert len(stopped.log) == (step - 1) // 4
         torch.manual_seed(99)  # whatever the next process does first
-        trainer.resume(stopped.folder)
+        start.resume(stopped.folder)
         same_weights(stopped.folder / "last.pt", undisturbed.folder / "last.pt")
         same_weights(stopped.folder / "model.safetensors", undisturbed.folder / "model.safetensors")
         assert [e["loss"] for e in stopped.log] == [e["loss"] for e in undisturbed.log]
@@ -133,33 +133,33 @@ class TestAStoppedRun:
 
     def test_goes_on_to_the_same_end_with_sparse_gradients_too(self, tiny: Recipe, tmp_path: Path) -> None:
         recipe = tiny.changed({"sparse_gradient": True, "proxy_weight": 0.0, "links": 4})
-        undisturbed = trainer.train(recipe, tmp_path / "undisturbed")
+        undisturbed = start.train(recipe, tmp_path / "undisturbed")
         with pytest.raises(PlugPulledError):
-            trainer.train(recipe, tmp_path / "stopped", progress=stop_at(6))
-        trainer.resume(tmp_path / "stopped")
+            start.train(recipe, tmp_path / "stopped", progress=stop_at(6))
+        start.resume(tmp_path / "stopped")
         same_weights(tmp_path / "stopped" / "last.pt", undisturbed.folder / "last.pt")
 
     def test_truncated_checkpoint_falls_back(self, tiny: Recipe, tmp_path: Path, undisturbed: Run) -> None:
         with pytest.raises(PlugPulledError):
-            trainer.train(tiny, tmp_path / "stopped", progress=stop_at(10))
+            start.train(tiny, tmp_path / "stopped", progress=stop_at(10))
         path = tmp_path / "stopped" / "last.pt"
         path.write_bytes(path.read_bytes()[:-1000])
         with pytest.warns(UserWarning, match=r"last.pt is damaged.*using the one before it"):
-            trainer.resume(tmp_path / "stopped")
+            start.resume(tmp_path / "stopped")
         same_weights(path, undisturbed.folder / "last.pt")
         assert len(Run.open(tmp_path / "stopped").log) == 3
 
     def test_that_was_finished_stays_as_it_is(self, undisturbed: Run) -> None:
         before = (undisturbed.folder / "last.pt").read_bytes()
-        again = trainer.resume(undisturbed.folder)
+        again = start.resume(undisturbed.folder)
         assert (undisturbed.folder / "last.pt").read_bytes() == before
         assert len(again.log) == 3
 
     def test_with_a_damaged_best_takes_it_from_the_last_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
-        run = trainer.train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
+        run = start.train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
         before, scores = run.load_best(), run.scores["trained"]
         (run.folder / "model.safetensors").write_bytes(b"PK")
-        trainer.resume(run.folder)
+        start.resume(run.folder)
         assert all(torch.equal(run.load_best()["model"][name], weights) for name, weights in before["model"].items())
         assert run.scores["trained"] == scores
 
@@ -477,22 +477,22 @@ def test_the_model_of_a_run_gives_the_scores_of_the_run(trained_run: Run) -> Non
 
 def test_a_loss_that_explodes_ends_the_run_with_advice(tiny: Recipe, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lower learning_rate|NaN or infinity"):
-        trainer.train(tiny.changed({"learning_rate": 1e30}), tmp_path / "run")
+        start.train(tiny.changed({"learning_rate": 1e30}), tmp_path / "run")
 
 
 def test_an_unknown_loss_dataset_or_backbone_is_named(tiny: Recipe, tmp_path: Path) -> None:
     for number, (field, known) in enumerate([("loss", "proxygml"), ("dataset", "glyphs"), ("backbone", "convnet")]):
         with pytest.raises(ValueError, match=rf"among .*{known}.*, got 'nonsense'"):
-            trainer.train(tiny.changed({field: "nonsense"}), tmp_path / str(number))
+            start.train(tiny.changed({field: "nonsense"}), tmp_path / str(number))
 
 
 def test_a_place_that_cannot_be_written_is_named(tiny: Recipe) -> None:
     with pytest.raises(OSError, match="/proc/nowhere"):
-        trainer.train(tiny, Path("/proc/nowhere"))
+        start.train(tiny, Path("/proc/nowhere"))
 
 
 def test_one_dimension_is_plotted(tiny: Recipe, tmp_path: Path) -> None:
-    run = trainer.train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
+    run = start.train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
     assert (run.folder / "map.png").exists()
 
 
@@ -504,7 +504,7 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
     monkeypatch.setattr(
         evaluator, "embed", lambda model, crops, *a, **k: scored.append(len(crops)) or plain(model, crops, *a, **k)
     )
-    run = trainer.train(tiny.changed({"test": False, "baselines": True}), tmp_path / "run")
+    run = start.train(tiny.changed({"test": False, "baselines": True}), tmp_path / "run")
     _, held_out = hold_out(load_images(tiny)[0], tiny.held_out)
     assert scored == [len(held_out)] * tiny.epochs
     best = max(run.log, key=lambda entry: entry["held_out"]["map_at_r"])
@@ -514,7 +514,7 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
 
 
 def test_frozen_backbone_is_scored_without_head(tiny: Recipe, tmp_path: Path) -> None:
-    run = trainer.train(tiny.changed({"baselines": True, "epochs": 1}), tmp_path / "run")
+    run = start.train(tiny.changed({"baselines": True, "epochs": 1}), tmp_path / "run")
     seed_everything(tiny.seed, verbose=False)
     model = build.build_model(tiny)
     model.head = torch.nn.Identity()
@@ -539,7 +539,7 @@ def test_cache_is_filled_before_training(tmp_path: Path, monkeypatch: pytest.Mon
         {"dataset": "folder", "data": str(tmp_path / "photos"), "cache": str(tmp_path / "cache"), "image_size": 32}
         | {"held_out": 0.5, "epochs": 2, "ratio": 1.0, "baselines": False}
     )
-    trainer.train(recipe, tmp_path / "run")
+    start.train(recipe, tmp_path / "run")
     train_images, _ = load_images(recipe)
     assert len(list((tmp_path / "cache").glob("*.npy"))) == len(train_images)
     tried_on_the_network, *wanted = wanted
@@ -562,7 +562,7 @@ def poisoned_loss(monkeypatch: pytest.MonkeyPatch, poisoned: Callable[[int], boo
 def test_nan_gradient_skips_the_step(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned_loss(monkeypatch, lambda step: step in (2, 3))
     told = []
-    run = trainer.train(tiny, tmp_path / "run", progress=lambda *what: told.append(what))
+    run = start.train(tiny, tmp_path / "run", progress=lambda *what: told.append(what))
     assert [entry.get("skipped_steps", 0) for entry in run.log] == [2, 0, 0]
     assert run.scores["skipped_steps"] == 2
     assert ("skipped", 0, 0, "2 steps whose gradient was not finite") in told
@@ -579,7 +579,7 @@ def test_a_run_of_nothing_but_nan_ends_with_a_clear_line(
     poisoned_loss(monkeypatch, lambda step: step > 1)
     monkeypatch.setattr(monitor, "MAX_SKIPPED", 3)
     with pytest.raises(ValueError, match="epoch 1, step 4: the gradient was not finite in 3 steps in a row: lower"):
-        trainer.train(tiny, tmp_path / "run")
+        start.train(tiny, tmp_path / "run")
 
 
 def test_every_class_is_trained_on(tiny: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -590,10 +590,10 @@ def test_every_class_is_trained_on(tiny: Recipe, tmp_path: Path, capsys: pytest.
         Image.fromarray(random.integers(0, 256, (32, 32), np.uint8)).save(file)
     changes = {"dataset": "folder", "data": str(tmp_path / "photos"), "classes": None, "epochs": 1, "baselines": True}
     recipe = tiny.changed({**changes, "test_fraction": 0})
-    run = trainer.train(recipe, tmp_path / "run")
+    run = start.train(recipe, tmp_path / "run")
     assert not {"trained", "untrained"} & run.scores.keys()
     assert run.load_best()["loss"]["proxies"].shape[0] == 3
     show_run(run.folder, recipe, run.scores)
     assert "no test score: --test-fraction 0 leaves no classes to test on" in capsys.readouterr().out
     with pytest.raises(ValueError, match="tested_epochs needs test classes, and test_fraction 0 leaves none"):
-        trainer.train(recipe.changed({"tested_epochs": (1,)}), tmp_path / "other")
+        start.train(recipe.changed({"tested_epochs": (1,)}), tmp_path / "other")

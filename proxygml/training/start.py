@@ -1,0 +1,139 @@
+"""Start and continue runs: `train(recipe, out)` -> Run, and `resume(folder)`."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from proxygml.display import Progress, no_progress, show_progress
+from proxygml.distributed.lost import explain_lost_process
+from proxygml.files import locked
+from proxygml.training import build
+from proxygml.training.loggers import Logger, Loggers
+from proxygml.training.parts import Parts
+from proxygml.training.recipe import Recipe
+from proxygml.training.resuming import check_changes
+from proxygml.training.run import Run, require_empty
+from proxygml.training.summary import show_result
+from proxygml.training.trainer import Callback, Trainer
+
+
+def train(
+    recipe: Recipe | str,
+    out: str | Path,
+    *,
+    network: nn.Module | None = None,
+    data: Any = None,
+    loss: nn.Module | Callable[..., nn.Module] | None = None,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Progress = True,
+) -> Run:
+    """Train by a recipe, or the preset of this name, in a new folder; returns the finished run.
+
+    Objects replace what the recipe names (docs/extend.md): `network` turns images into features, `data` is an
+    ImageList, a Dataset of (image, label), arrays or a frame, or these by split; `loss` is a module
+    `loss(embeddings, labels)`, or a class that makes one from num_classes and embedding_dim. `loggers` receive the
+    scores of every epoch and the pictures. Each callback is called with the log entry of an epoch and the network;
+    training ends early when one returns True. `progress` shows bars and the scores, or receives
+    (activity, done, total, note). The folder is created after images, network and loss have been checked.
+    """
+    parts = Parts(network, data, loss)
+    recipe = parts.name_in(Recipe.preset(recipe) if isinstance(recipe, str) else recipe).with_absolute_paths()
+    parts.require(recipe)
+    hooks = Loggers(loggers), tuple(callbacks)
+    with _shown(progress) as report:
+        fabric = build.start_fabric(recipe)
+        folder = Path(fabric.broadcast(str(out)))
+        require_empty(folder)
+        trainer = Trainer(recipe, fabric, report, None, parts, *hooks)
+        fabric.barrier()  # all processes have checked the folder
+        with locked(folder) if fabric.is_global_zero else nullcontext():  # the first process locks for all
+            if fabric.is_global_zero:
+                Run.create(folder, recipe)
+            trainer.progress("run folder", 0, 0, str(folder))
+            run = _finish(trainer, Run(folder))
+    if progress is True and trainer.writes:
+        show_result(recipe, run.scores)
+    return run
+
+
+def resume(
+    folder: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    network: nn.Module | None = None,
+    data: Any = None,
+    loss: nn.Module | Callable[..., nn.Module] | None = None,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | Progress = True,
+) -> Run:
+    """Continue after the last finished epoch; the result is bit-identical to that of an uninterrupted run.
+
+    `recipe` may change the settings in `resuming.CHANGEABLE`; other changes are an error. Objects that were passed to
+    `train` are passed again.
+    """
+    parts, hooks = Parts(network, data, loss), (Loggers(loggers), tuple(callbacks))
+    run = Run.open(folder)
+    with _shown(progress) as report:
+        trainer = _continue(run, (recipe or run.recipe).with_absolute_paths(), parts, *hooks, report)
+    if progress is True and trainer.writes:
+        show_result(run.recipe, run.scores)
+    return run
+
+
+@contextmanager
+def _shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The callback that reports progress."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with show_progress() as report:
+            yield report
+    else:
+        yield no_progress
+
+
+def _continue(
+    run: Run, recipe: Recipe, parts: Parts, loggers: Loggers, callbacks: Sequence[Callback], progress: Progress
+) -> Trainer:
+    """Train the remaining epochs of a run."""
+    parts.require(recipe)
+    build.require_data(recipe, run.folder)
+    here = recipe
+    if build.find_device(recipe.device) is None:
+        warnings.warn(f"this machine has no {recipe.device}: continuing on the CPU", stacklevel=2)
+        here = recipe.changed({"device": "cpu"})
+    fabric = build.start_fabric(here)
+    progress = progress if fabric.is_global_zero else no_progress
+    with locked(run.folder) if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            run.clear()
+            checkpoint = run.load_last()
+        fabric.barrier()  # the first process has moved a damaged checkpoint away
+        if not fabric.is_global_zero:
+            checkpoint = run.load_last()
+        expected = {"log": list, "scores": dict, "best": dict}
+        if checkpoint is not None and not all(
+            isinstance(checkpoint.get(name), kind) for name, kind in expected.items()
+        ):
+            raise ValueError(f"last.pt in {run.folder} is not the state of a run: remove it to start the run again")
+        if checkpoint is not None:
+            check_changes(recipe, checkpoint, progress)
+        if recipe.shard and checkpoint is not None:
+            checkpoint["shards"] = run.shards(len(checkpoint["log"]))
+        trainer = Trainer(here, fabric, progress, checkpoint, parts, loggers, callbacks)
+        if fabric.is_global_zero and recipe != run.recipe:
+            run.write_recipe(recipe)
+        _finish(trainer, run)
+        return trainer
+
+
+def _finish(trainer: Trainer, run: Run) -> Run:
+    remedy = f"Continue with --resume {run.folder}"
+    with explain_lost_process(trainer.fabric, lambda: trainer.loop.position, remedy):
+        return trainer.finish(run)

@@ -1,0 +1,113 @@
+"""The vectors at a path: an .npz, an index, or those of a run's images, embedded once and cached in its folder."""
+
+import os
+import warnings
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from proxygml import embeddings, files
+from proxygml.data.splits import Split
+from proxygml.display import Progress, no_progress
+from proxygml.embeddings import Embeddings
+from proxygml.model import Model, kind_of
+from proxygml.retrieval import Index
+from proxygml.retrieval.adding import add_images
+from proxygml.retrieval.contents import build_lock, erase
+
+SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
+NAMES = {"train": "training", "test": "test", "all": "training or test"}
+
+
+def open_vectors(
+    location: str | Path,
+    *,
+    split: Split = "all",
+    data: Path | None = None,
+    device: str | None = None,
+    progress: Progress = no_progress,
+) -> Embeddings | Index:
+    """The embeddings in an .npz, an index, or those of a run's images.
+
+    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `device` embeds them.
+    """
+    match kind_of(location, ("run", "embeddings", "index")):
+        case "run":
+            parts = list(run_parts(Model(location, data=data, device=device), split, progress=progress).values())
+            return parts[0] if len(parts) == 1 else embeddings.concatenate([read_all(index) for index in parts])
+        case "embeddings":
+            return Embeddings.load(Path(location))
+        case _:
+            return Index.open(location)
+
+
+def read_all(source: Embeddings | Index) -> Embeddings:
+    """All items of an index as embeddings."""
+    if isinstance(source, Embeddings):
+        return source
+    if not len(source):
+        raise ValueError(f"{source.location} is empty: add to it with `proxygml index add`")
+    return embeddings.concatenate(list(source.blocks()))
+
+
+def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_progress) -> dict[str, Index]:
+    """The indexes of a run's training images, test images or both; their sizes are reported."""
+    parts = {part: run_index(model, part, progress=progress) for part in SPLITS[split]}
+    counts = " and ".join(f"{len(index):,} {NAMES[part]} images" for part, index in parts.items())
+    progress(str(model.run.folder), 0, 0, counts)
+    parts = {part: index for part, index in parts.items() if len(index)}
+    if not parts:
+        raise ValueError(f"{model.run.folder} has no {NAMES[split]} images: choose another --split")
+    return parts
+
+
+def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> Index:
+    """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
+
+    If the folder cannot be written, the index is in memory.
+    """
+    folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
+    if folder.is_symlink():  # somebody may have sent the run: a stale index would be erased there
+        raise ValueError(f"{folder} is a link: remove it, and the index is built again")
+    dim, model_id = model.recipe.embedding_dim, model.model_id
+    if (folder / "items.sqlite").is_file():
+        index = Index.open(folder)
+        if index.model == model_id and index.metadata.get("complete") == "yes":
+            _follow_images(index, model, split)
+            return index
+        index.close()
+    images = model.load_images()[split]
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(build_lock(folder))
+            index = _open_cache(folder, dim, model_id)
+            index.save_model(model.run.folder)
+        except files.UnwritableError as error:
+            warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
+            index = Index.create(None, dim=dim, model=model_id)
+        add_images(index, model.embed, images, progress)
+        index.set_metadata("root", os.path.abspath(images.root or "."))
+        index.set_metadata("data", model.recipe.data or "")
+        index.set_metadata("complete", "yes")
+    return index
+
+
+def _follow_images(index: Index, model: Model, split: str) -> None:
+    """Change the paths in a run's index if its images have moved and are found."""
+    data = model.recipe.data or ""
+    if index.metadata.get("data") != data and os.path.exists(data):
+        root = os.path.abspath(model.load_images()[split].root or ".")
+        with suppress(files.UnwritableError):
+            index.relocate(index.metadata["root"], root)
+            index.set_metadata("root", root)
+            index.set_metadata("data", data)
+
+
+def _open_cache(folder: Path, dim: int, model_id: str) -> Index:
+    """The unfinished index in a folder, or a new one if that was made by another network."""
+    if (folder / "items.sqlite").is_file():
+        index = Index.open(folder)
+        if index.model == model_id:
+            return index
+        index.close()
+        erase(folder)
+    return Index.create(folder, dim=dim, model=model_id)
