@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:  # `proxygml --help` starts without numpy
+    import numpy as np
 
 MAX_UNPACKED, MAX_EXPANSION = 2**25, 100  # bytes that any file may unpack to, and multiples of its own size
 CHECKSUM = "checksum"  # key of the checksum in a JSON object
@@ -192,11 +194,11 @@ def reject_zip_bomb(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def check_texts(name: str, texts: np.ndarray) -> None:
+def check_texts(name: str, texts: "np.ndarray") -> None:
     """Raise a ValueError unless an array from a file is strings (M,): numpy accepts any numbers as characters."""
     if texts.ndim != 1 or texts.dtype.kind != "U":
         raise ValueError(f"expected {name} as a row of texts, got {texts.dtype} {texts.shape}")
-    if texts.nbytes and np.ascontiguousarray(texts, texts.dtype.newbyteorder("=")).view("u4").max() > sys.maxunicode:
+    if texts.nbytes and texts.astype(texts.dtype.newbyteorder("="), "C").view("u4").max() > sys.maxunicode:
         raise ValueError(f"expected {name} as texts, got numbers that are no characters")
 
 

@@ -6,13 +6,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from proxygml import embeddings, files
-from proxygml.data.splits import Split
 from proxygml.display import Progress, no_progress
 from proxygml.embeddings import Embeddings
 from proxygml.model import Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import add_images
 from proxygml.retrieval.contents import build_lock, erase
+from proxygml.training.recipe import Split
 
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
 NAMES = {"train": "training", "test": "test", "all": "training or test"}

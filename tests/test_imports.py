@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import proxygml
+from proxygml.training.run import Run
 
 PACKAGE = Path(proxygml.__file__).parent
 
@@ -71,11 +73,52 @@ def test_files_start_with_a_docstring() -> None:
     assert not [path for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))]
 
 
+TORCH = {"torch", "faiss", "matplotlib", "scipy", "sklearn", "safetensors", "lightning_fabric"}
+TRAINING = {
+    "lightning_fabric",
+    "torchmetrics",
+    "transformers",
+    "pytorch_metric_learning",
+    "matplotlib",
+    "scipy",
+    "sklearn",
+}
+LISTS = ("--help", "train --help", "losses", "datasets", "paper")
+MISTAKES = ("train glyphs --epoch 2", "search idx", "paper modulse", "embed")
+
+
+def loaded_by(*commands: str) -> set[str]:
+    """The packages that a process has loaded after these commands."""
+    code = f"""import contextlib, sys
+from proxygml.cli.main import main
+for command in {commands}:
+    with contextlib.suppress(SystemExit):
+        main(command.split())
+print(*{{name.split(".")[0] for name in sys.modules}}, *{{"torch._dynamo"}} & sys.modules.keys())"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
 def test_package_import_is_light() -> None:
-    heavy = ["torch", "faiss", "matplotlib", "sklearn", "pytorch_metric_learning", "lightning_fabric", "PIL", "rich"]
-    code = f"import sys, proxygml; print([name for name in {heavy} if name in sys.modules])"
+    code = "import sys, proxygml; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    assert not (TORCH | {"numpy", "PIL", "rich"}) & set(result.stdout.split())
+
+
+def test_lists_and_usage_errors_load_no_torch() -> None:
+    loaded = loaded_by(*LISTS, *MISTAKES)
+    assert "tyro" in loaded
+    assert not TORCH & loaded
+
+
+@pytest.mark.slow
+def test_search_loads_nothing_that_only_training_needs(trained_run: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "photo.png")
+    search = f"search {trained_run.folder} --split test --image {tmp_path / 'photo.png'}"
+    loaded_by(search)  # embeds the glyphs, which are drawn in fonts of matplotlib
+    loaded = loaded_by(search)
+    assert {"torch", "faiss"} <= loaded
+    assert not (TRAINING | {"torch._dynamo"}) & loaded
 
 
 def test_public_names_have_docstrings() -> None:

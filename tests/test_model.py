@@ -448,7 +448,6 @@ class TestMistakes:
                 ["index", "build", photos, "--out", tmp_path / "i"],
                 "images need --run RUN, a trained run",
             ),
-            (["index", "build", "--out", tmp_path / "i"], "expected an .npz, a folder of images, an index or a run"),
             (["index", "build", tmp_path / "no", "--out", tmp_path / "i"], "does not exist: expected an .npz"),
             (["index", "build", tmp_path / "empty", "--out", tmp_path / "i", "--run", run], "no images below"),
             (["index", "build", "--dataset", "glyphs", "--out", tmp_path / "i"], "images need --run RUN"),

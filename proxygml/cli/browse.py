@@ -9,9 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from proxygml.data.splits import Split
 from proxygml.display import messages, output, show_progress
-from proxygml.training.recipe import Device
+from proxygml.training.recipe import Device, Split
 
 
 def browse(

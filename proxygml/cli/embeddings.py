@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from proxygml.cli.stopping import resume_hint
-from proxygml.data.splits import Split
 from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
-from proxygml.training.recipe import Device
+from proxygml.training.recipe import Device, Split
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings

@@ -11,9 +11,8 @@ import tyro
 
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
-from proxygml.data.splits import Split
 from proxygml.display import Progress, counter, messages, output, show_progress
-from proxygml.training.recipe import Device
+from proxygml.training.recipe import Device, Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +55,10 @@ class Items:
     split: Annotated[Split | None, SILENT] = None
     device: Annotated[Device | None, SILENT] = None
 
+    def __post_init__(self) -> None:
+        if (self.source is None) == (self.dataset is None):
+            raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
+
     def open(self, model: "Model | None") -> "Source":
         """The vectors, or the images that this model embeds."""
         from proxygml.data import load
@@ -63,8 +66,6 @@ class Items:
         from proxygml.model import kind_of
         from proxygml.vectors import open_vectors
 
-        if (self.source is None) == (self.dataset is None):
-            raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
         if self.source is not None and kind_of(self.source, SOURCES) != "images":
             split = self.split or "all"
             with show_progress() as progress:

@@ -7,6 +7,7 @@ import tyro
 
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import output, show_progress, show_table
+from proxygml.files import unknown_name
 from proxygml.paper import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -66,21 +67,22 @@ def paper(
         render: Draw from results/ alone; without a name, everything, as --report does.
         report: Write docs/results.md from results/, and draw all that stands in it.
     """
-    from proxygml import paper
-    from proxygml.paper import rendering, running
-    from proxygml.paper.executors import Executor
-    from proxygml.paper.report import write_report
-
     for what, number in (("seed", seeds), ("job", jobs), ("run", runs)):
         if number is not None and number < 1:
             raise ValueError(f"expected at least one {what}, got {number}")
-    if report or (render and name is None):
-        output.print(write_report(), highlight=False)
+    if name is None and not (report or render):
+        for known, entry in EXPERIMENTS.items():
+            output.print(f"{known:14s}{entry.in_the_paper}: {entry.title}", highlight=False, markup=False)
         return
-    if name is None:
-        for known in paper.EXPERIMENTS:
-            about = paper.find(known)
-            output.print(f"{known:14s}{about.in_the_paper}: {about.title}", highlight=False, markup=False)
+    if name is not None and name not in (QUEUE, *EXPERIMENTS):
+        raise unknown_name("an experiment", name, [*EXPERIMENTS, QUEUE])
+
+    from proxygml.paper import find, rendering, running
+    from proxygml.paper.executors import Executor
+    from proxygml.paper.report import write_report
+
+    if report or name is None:
+        output.print(write_report(), highlight=False)
         return
     results = results or Path("runs/quick" if quick else "results")
     work = work or Path("runs/quick" if quick else "runs/paper")
@@ -88,7 +90,7 @@ def paper(
     if name == QUEUE:
         _queue(data, results, work, where, runs=runs, quick=quick, plan=plan)
         return
-    about = paper.find(name)
+    about = find(name)
     if not render:
         with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
             running.run_experiment(

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.data.splits import Split
 from proxygml.display import in_one_line, messages, output, show_progress, show_table
-from proxygml.training.recipe import Device
+from proxygml.training.recipe import Device, Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,14 +40,15 @@ def search(
         device: Accelerator that embeds images (default: the run's, if this machine has it).
         json: Print the hits as JSON.
     """
+    if bool(image) == (vectors is not None):
+        raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
+
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model, kind_of
     from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
     from proxygml.vectors import open_vectors
 
-    if bool(image) == (vectors is not None):
-        raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
     with show_progress() as progress:
         source = open_vectors(index, split=split, data=data, device=device, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from proxygml.data.loading import WorkerKilledError, is_worker_killed
 from proxygml.files import UnwritableError
 
 
@@ -15,6 +14,8 @@ def resume_hint(hint: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         if KeyboardInterrupt in (type(error), type(error.__cause__)):  # an import may wrap it in another error
             raise KeyboardInterrupt(*filter(None, [hint()])) from None
+        from proxygml.data.loading import WorkerKilledError, is_worker_killed
+
         stop = WorkerKilledError() if is_worker_killed(error) else error
         if isinstance(stop, (UnwritableError, WorkerKilledError)):
             text = hint()

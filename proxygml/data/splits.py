@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from proxygml.data import ImageList
 from proxygml.data.lazy import LazyImages
 from proxygml.data.names import Names
 
-Split = Literal["train", "test", "all"]
 MIN_HELD_OUT = 10  # classes; fewer choose the best epoch by chance
 Class = TypeVar("Class", str, int)  # a name or an id
 

@@ -112,8 +112,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Table 2",
     rows=rows,
     table=table,
     draw=draw,

@@ -61,8 +61,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Figure 1",
     rows=lambda base: {name: alike(base, name) for name in METHODS} | variants(base),
     table=table,
     draw=draw,

@@ -86,8 +86,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="supplement, Table 1",
     remark="All methods use the same batch size and nothing else runs. Times to converge are of these runs, "
     "those in the section convergence of other runs.",
     rows=every_method,

@@ -15,8 +15,6 @@ from proxygml.training.recipe import Recipe
 class Experiment:
     """A table or figure of the paper."""
 
-    title: str  # one sentence
-    in_the_paper: str  # which table or figure
     rows: Callable[[Recipe], dict[str, Recipe]]  # the recipe of each row or point, from that of the setting
     table: Callable[[Results, str], Table]  # results, dataset
     draw: Callable[[Results, Figure], None]

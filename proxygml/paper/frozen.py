@@ -40,8 +40,6 @@ def references(runs: list[dict]) -> Results:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="none; the lower bound for every other table",
     rows=rows,
     table=lambda results, dataset: scores_table(references(results.rows[HEAD]), "not trained, or only a head"),
     draw=lambda results, figure: draw_recall(references(results.rows[HEAD]), figure),

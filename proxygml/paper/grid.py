@@ -42,8 +42,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="supplement, Figure 1",
     remark="If r C N is below N, all links go to proxies of the sample's class, whatever r is: these cells are equal.",
     rows=lambda base: combinations(base, NUMBERS, RATIOS),
     table=table,

@@ -21,6 +21,7 @@ from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Results
 from proxygml.paper.tables import Table
 from proxygml.training import build
+from proxygml.training.fabric import start_fabric
 from proxygml.training.recipe import Recipe
 from proxygml.training.start import train
 
@@ -31,7 +32,7 @@ OWN, OTHER = "#1a9850", "#d73027"  # colors
 
 def measure(recipe: Recipe, folder: Path) -> dict:
     """The subgraph of a sample before training and after it."""
-    build.start_fabric(recipe)
+    start_fabric(recipe)
     images, _ = build.load_images(recipe)
     model = build.build_model(recipe)
     if recipe.weights is not None:
@@ -169,8 +170,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Figures 2 and 3",
     rows=lambda base: {"proxygml": base.changed({"tested_epochs": (), "held_out": 0.0, "test": False})},
     table=table,
     draw=draw,

@@ -49,8 +49,6 @@ def draw(results: Results, figure: Figure) -> None:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Table 1",
     seeds=5,
     rows=rows,
     table=table,

@@ -62,8 +62,6 @@ def best_of(results: Results, row: str, others: list[str]) -> dict[str, str]:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Figure 4",
     rows=lambda base: combinations(base, NUMBERS, RATIOS),
     table=lambda results, dataset: scores_table(results, "proxies of a class, ratio linked"),
     draw=draw,

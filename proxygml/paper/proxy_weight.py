@@ -27,8 +27,6 @@ def _alike(results: Results, row: str, other: str, metric: str) -> str:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="supplement, Figure 2",
     rows=lambda base: {name: base.changed({"proxy_weight": weight}) for weight, name in ROWS.items()},
     table=lambda results, dataset: scores_table(results, "weight of L^p"),
     draw=lambda results, figure: draw_series(figure.subplots(), results, {"ProxyGML": ROWS}, "lambda"),

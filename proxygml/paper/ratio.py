@@ -39,8 +39,6 @@ def claims(results: Results, dataset: str) -> Claims:
 
 
 EXPERIMENT = Experiment(
-    title=__doc__,
-    in_the_paper="Figure 5",
     rows=rows,
     table=lambda results, dataset: scores_table(results, "ratio linked"),
     draw=draw,

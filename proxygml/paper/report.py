@@ -63,10 +63,9 @@ def report(folder: Path, *, quick: bool = False) -> str:
     sections = [section for own in by_experiment.values() for section in own]
     text = HEAD + _datasets(sections) + _summary(sections)
     for name, own in by_experiment.items():
-        experiment = find(name)
-        text += f"## {name}\n{experiment.title} In the paper: {experiment.in_the_paper}.\n\n"
-        if experiment.remark:
-            text += f"{experiment.remark}\n\n"
+        text += f"## {name}\n{EXPERIMENTS[name].title} In the paper: {EXPERIMENTS[name].in_the_paper}.\n\n"
+        if remark := find(name).remark:
+            text += f"{remark}\n\n"
         if not own:
             dataset = "cars-head" if name == "frozen" else "glyphs"  # glyphs starts from random weights
             text += f"Not run here so far: `{Section(name, dataset, 'paper', folder).command}`.\n\n"

@@ -10,13 +10,13 @@ import numpy as np
 from PIL import Image
 
 from proxygml.data import ImageList, open_image
-from proxygml.data.splits import Split
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, concatenate
 from proxygml.model import Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import item_name
 from proxygml.server.space import Proxies, Space
+from proxygml.training.recipe import Split
 from proxygml.vectors import open_vectors, read_all, run_parts
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"

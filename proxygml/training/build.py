@@ -1,4 +1,4 @@
-"""The parts of a run from its recipe: processes, images, network, loss, optimizer and batches."""
+"""The parts of a run from its recipe: images, network, loss, optimizer and batches."""
 
 import inspect
 import os
@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from torch import nn
 
 from proxygml import backbones, losses
@@ -23,28 +22,14 @@ from proxygml.data.cache import Cache
 from proxygml.data.images import Augmentation, Crops, FeatureCrops, center_crops, random_crops
 from proxygml.data.objects import load_objects
 from proxygml.display import Progress, counter, no_progress
-from proxygml.distributed.fabric import launch_fabric
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optim import RowAdam
-from proxygml.training.parts import Parts, is_class_name
-from proxygml.training.recipe import Recipe, parse_settings
+from proxygml.training.parts import Parts
+from proxygml.training.recipe import Recipe, is_class_name, parse_settings
 from proxygml.training.run import Run
 
 Network = backbones.Embedder | CascadedEmbedder
-
-
-def start_fabric(recipe: Recipe) -> Fabric:
-    """Device, precision and processes, with the recipe's seed set."""
-    return launch_fabric(
-        device=recipe.device,
-        devices=recipe.devices,
-        nodes=recipe.nodes,
-        precision=recipe.precision,
-        seed=recipe.seed,
-        timeout=recipe.timeout,
-        settings=asdict(recipe),
-    )
 
 
 def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progress) -> tuple[ImageList, ImageList]:

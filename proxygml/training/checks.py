@@ -23,6 +23,7 @@ from proxygml.backbones.weights import check_hash, load_weights
 from proxygml.data import ImageList
 from proxygml.files import one_line
 from proxygml.training import build
+from proxygml.training.fabric import start_fabric
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.presets import GLYPHS, PRESETS
 from proxygml.training.recipe import Recipe
@@ -93,7 +94,7 @@ def find_weights(backbone: str) -> str:
 
 def start_training(recipe: Recipe, images: ImageList) -> tuple[TrainingLoop, Tensor, Tensor]:
     """A training loop and a batch: images (B, 3, H, W), labels (B,)."""
-    fabric = build.start_fabric(recipe)
+    fabric = start_fabric(recipe)
     model, loss = build.build_model(recipe), build.build_loss(recipe, len(images.class_names))
     loop = TrainingLoop(recipe, fabric, model, loss, images)
     loop.model.train()
@@ -129,7 +130,7 @@ def compare_processes(device: str) -> str:
     if device == "mps" or (device == "cuda" and torch.cuda.device_count() < 2):
         raise NotAvailableError("this needs two GPUs")
     recipe = SMALL.changed({"device": device, "optimizer": "sgd", "learning_rate": 0.01, "timeout": 60.0})
-    build.start_fabric(recipe)  # sets the seed
+    start_fabric(recipe)  # sets the seed
     start = dict(build.build_model(recipe).named_parameters())
     with tempfile.TemporaryDirectory() as folder:
         runs = [Run.create(Path(folder, str(number)), recipe.changed({"devices": number})) for number in (1, 2)]

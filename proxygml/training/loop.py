@@ -24,8 +24,7 @@ from proxygml.losses.interface import without_autocast
 from proxygml.losses.proxygml.settings import choose_links
 from proxygml.training import build
 from proxygml.training.monitor import StepMonitor, are_finite, loss_terms
-from proxygml.training.parts import is_class_name
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import Recipe, is_class_name
 
 PREFETCH = 4  # batches that each worker prepares ahead for a GPU; torch's default is 2
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from proxygml import losses
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import Recipe, is_class_name
 
 SETTINGS = {"network": "backbone", "data": "dataset", "loss": "loss"}  # part: the setting that names its class
 
@@ -53,11 +53,6 @@ class Parts:
                 )
             if given is not None and not is_class_name(named):
                 raise ValueError(f"this run was trained with {SETTINGS[part]} {named}: leave out {part}=")
-
-
-def is_class_name(name: str) -> bool:
-    """Whether a backbone, dataset or loss of a recipe is the class of an object."""
-    return ":" in name and not name.startswith("hf:")
 
 
 def class_name(value: object) -> str:

@@ -12,6 +12,7 @@ from proxygml.files import did_you_mean, parse_json, unknown_name
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Split = Literal["train", "test", "all"]  # images of a run
 Setting = float | bool | str | tuple[float, ...]
 MINIMUM = {
     "image_size": 1,
@@ -262,6 +263,11 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
         if not isinstance(settings, dict):
             raise ValueError(f"expected a recipe as a JSON object, got {type(settings).__name__}")
         return cls().changed(settings)
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a backbone, dataset or loss of a recipe is the class of an object."""
+    return ":" in name and not name.startswith("hf:")
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Setting]:

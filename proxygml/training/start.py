@@ -12,6 +12,7 @@ from proxygml.display import Progress, no_progress, show_progress
 from proxygml.distributed.lost import explain_lost_process
 from proxygml.files import locked
 from proxygml.training import build
+from proxygml.training.fabric import start_fabric
 from proxygml.training.loggers import Logger, Loggers
 from proxygml.training.parts import Parts
 from proxygml.training.recipe import Recipe
@@ -46,7 +47,7 @@ def train(
     parts.require(recipe)
     hooks = Loggers(loggers), tuple(callbacks)
     with _shown(progress) as report:
-        fabric = build.start_fabric(recipe)
+        fabric = start_fabric(recipe)
         folder = Path(fabric.broadcast(str(out)))
         require_empty(folder)
         trainer = Trainer(recipe, fabric, report, None, parts, *hooks)
@@ -108,7 +109,7 @@ def _continue(
     if build.find_device(recipe.device) is None:
         warnings.warn(f"this machine has no {recipe.device}: continuing on the CPU", stacklevel=2)
         here = recipe.changed({"device": "cpu"})
-    fabric = build.start_fabric(here)
+    fabric = start_fabric(here)
     progress = progress if fabric.is_global_zero else no_progress
     with locked(run.folder) if fabric.is_global_zero else nullcontext():
         if fabric.is_global_zero:

@@ -3,8 +3,7 @@
 from datetime import timedelta
 
 from proxygml.display import output, show_scores
-from proxygml.training.parts import is_class_name
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import Recipe, is_class_name
 
 CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
 

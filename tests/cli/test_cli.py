@@ -259,6 +259,7 @@ class TestMistakes:
             ("train glyphs --ratio -1", "expected a ratio above 0 .*, got -1.0 \\(proxygml train glyphs --help\\)"),
             ("train glyphs --optimizer adm", "invalid choice 'adm' .*'adam', .*"),
             ("search idx photo.jpg", "unexpected 'photo.jpg': did you mean --image photo.jpg\\? .*"),
+            ("index build --out i", "expected an .npz, a folder of images, .* \\(proxygml index build --help\\)"),
             ("embed", "Missing from proxygml embed: RUN .* --out PATH .*"),
         ],
     )

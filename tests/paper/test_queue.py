@@ -15,7 +15,7 @@ import proxygml.paper
 from proxygml import files
 from proxygml.cli import main
 from proxygml.files import UnwritableError
-from proxygml.paper import queue, settings
+from proxygml.paper import Entry, queue, settings
 from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import fingerprint, load_runs, save_runs
 from proxygml.training.recipe import Recipe
@@ -38,7 +38,7 @@ def experiment(name: str) -> ModuleType:
         return {row: base.changed({"ratio": ratio}) for row, ratio in ROWS[name].items()}
 
     module = ModuleType(f"proxygml.paper.{name}")
-    module.EXPERIMENT = Experiment(name, "nowhere", rows, None, None, every_epoch=name == "second")
+    module.EXPERIMENT = Experiment(rows, None, None, every_epoch=name == "second")
     return module
 
 
@@ -47,7 +47,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     run_in_this_process(patch)
     for name in ROWS:
         patch.setitem(sys.modules, f"proxygml.paper.{name}", experiment(name))
-        patch.setitem(proxygml.paper.EXPERIMENTS, name, name)
+        patch.setitem(proxygml.paper.EXPERIMENTS, name, Entry(name, "nowhere", name))
     patch.setattr(queue, "TIERS", ((("first", ON),), (("second", ON), ("third", ON))))
     patch.setitem(settings.QUICK, "epochs", EPOCHS)
 
