@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from proxygml.files import unknown_name
+from proxygml.optional import library
 
 if TYPE_CHECKING:  # `proxygml losses` starts without torch
     from torch import nn
 
 LIBRARY, OURS = "pytorch-metric-learning", "written here"
+ON_LIBRARY = ("pml", "damlrrm")  # modules of this package that import it
 Batches = Literal["shuffled", "balanced", "neighboring", "two streams"]
 BATCHES = get_args(Batches)
 
@@ -143,4 +145,6 @@ def defaults(name: str) -> dict[str, object]:
 
 def _maker(name: str) -> "Callable[..., nn.Module]":
     module, _, maker = find(name).maker.rpartition(".")
+    if module in ON_LIBRARY:
+        library("pytorch_metric_learning", extra="losses", user=f"the loss {name}")
     return getattr(importlib.import_module(f"proxygml.losses.{module}"), maker)

@@ -1,10 +1,13 @@
 """What holds for every loss: the input it refuses, its precision, its symmetries, and that it learns."""
 
 import copy
+import importlib
 import math
 import pickle
 import re
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -367,3 +370,15 @@ def refuses(called: Callable, given: list, message: str) -> None:
 @every_loss
 def test_a_loss_for_no_classes_is_refused(case: Case) -> None:
     refuses(make, [case.name, 0, DIMENSION, case.settings], "num_classes as a whole number of at least 1, got 0")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_missing_library_error_has_the_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(f"proxygml.losses.{METHODS[name].maker.rpartition('.')[0]}")
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    if "pytorch_metric_learning import" in Path(module.__file__).read_text():
+        message = rf'the loss {name} needs pytorch_metric_learning: pip install "proxygml\[losses\]"'
+        with pytest.raises(ModuleNotFoundError, match=message):
+            make(name, 100, 8, {})
+    else:
+        assert make(name, 100, 8, {})
