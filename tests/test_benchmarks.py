@@ -27,6 +27,7 @@ SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERI
             "evaluation --quick --dry-run --threads 1",
             ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them only"],
         ),
+        pytest.param("startup --turns 1 --dry-run", ["import torch", "search RUN --image"], marks=pytest.mark.slow),
         (
             "search --vectors 10500 --dry-run",
             ["random, exact: ", "clustered, hnsw: ", "clustered, ivf-pq: "],
