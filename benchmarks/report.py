@@ -91,6 +91,11 @@ def training_table(cases: dict) -> Table:
     return Table(("", *next(iter(cases.values()))["parts_ms"], "evaluation"), tuple(rows))
 
 
+def startup_table(seconds: dict, ratios: dict) -> Table:
+    rows = [(f"`{name}`", f"{seconds[name]:.1f}", f"{ratios[name]:.2f}") for name in seconds]
+    return Table(("", "CPU s", "relative"), tuple(rows))
+
+
 def plot(cases: dict, key: str, label: str, path: Path) -> None:
     """Plot time and memory of every contender over one dimension of the problem."""
     matplotlib.rcParams["svg.hashsalt"] = "bench"
@@ -112,8 +117,8 @@ def plot(cases: dict, key: str, label: str, path: Path) -> None:
 
 def page() -> str:
     """The text of docs/performance.md."""
-    names = ("loss", "optimizer", "evaluation", "training", "search", "page")
-    loss, optimizer, evaluation, training, search, browser = (load(name) for name in names)
+    names = ("loss", "optimizer", "evaluation", "training", "search", "page", "startup")
+    loss, optimizer, evaluation, training, search, browser, startup = (load(name) for name in names)
     cars, sop = (loss["cases"][name]["contenders"] for name in ("Cars, batch 32", "SOP, batch 32"))
     peers = sorted({fastest_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     text = TEMPLATE.read_text().format(
@@ -149,6 +154,7 @@ def page() -> str:
         frames=min(screen["frames_per_second"] for screen in browser["screens"].values()),
         gap=max(screen["gap_ms_95"] for screen in browser["screens"].values()),
         training=training_table(training["cases"]).to_markdown(),
+        startup=startup_table(startup["cpu_s"], startup["ratio"]).to_markdown(),
     )
     return text.rstrip("\n") + "\n"
 
