@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from proxygml.losses.proxygml.buffers import BufferPool
@@ -140,8 +139,8 @@ def proxy_regularizer(
     labels = index // per_class  # (rows,)
     row_chunks = chunks(len(index), max(1, chunk_elements(vectors) // classes))
 
-    def proxy_scores(shard: Tensor, chunk: slice) -> Tensor:  # (rows, classes of the shard), Eq. 8, 9: Z^p
-        return (sampled[chunk] @ shard.T).mul_(scale[chunk, None])
+    def proxy_scores(shard: Tensor, chunk: slice) -> Tensor:  # (classes of the shard, rows), Eq. 8, 9: Z^p
+        return (shard @ sampled[chunk].T).mul_(scale[chunk])
 
     rank, log_totals = 0, None
     shards: Iterable[tuple[int, Tensor]] = [(rank, sums)]
@@ -149,7 +148,7 @@ def proxy_regularizer(
         log_totals = vectors.new_full((len(index),), -math.inf)  # (rows,)
         for _, shard in collectives.shards(sums):
             for chunk in row_chunks:
-                log_totals[chunk] = log_totals[chunk].logaddexp(proxy_scores(shard, chunk).logsumexp(dim=1))
+                log_totals[chunk] = log_totals[chunk].logaddexp(proxy_scores(shard, chunk).logsumexp(dim=0))
         rank = collectives.rank
         shards = [(rank, sums)] if gradient is None else collectives.shards(sums)
 
@@ -159,20 +158,20 @@ def proxy_regularizer(
         shard_gradient = torch.zeros_like(shard)  # (classes of the shard, D)
         for chunk in row_chunks:
             scores = proxy_scores(shard, chunk)
-            log_probability = scores.log_softmax(dim=1) if log_totals is None else scores - log_totals[chunk, None]
+            log_probability = scores.log_softmax(dim=0) if log_totals is None else scores - log_totals[chunk]
             if owner == rank:
-                loss += factor * F.nll_loss(log_probability, labels[chunk], reduction="sum")  # Eq. 10, 11
+                loss -= factor * log_probability.gather(0, labels[None, chunk]).sum()  # Eq. 10, 11
             if row_gradient is None:
                 continue
             error = log_probability.exp_()  # P^p - Y^p, the gradient of Z^p
             if owner == rank:
-                error.scatter_add_(1, labels[chunk, None], error.new_full((len(error), 1), -1))
-            error *= factor * scale[chunk, None]
+                error.scatter_add_(0, labels[None, chunk], error.new_full((1, error.shape[1]), -1))
+            error *= factor * scale[chunk]
             if sampled is vectors:
-                row_gradient[chunk].addmm_(error, shard)
+                row_gradient[chunk].addmm_(error.T, shard)
             else:
-                row_gradient.index_add_(0, index[chunk], error @ shard)
-            shard_gradient.addmm_(error.T, sampled[chunk])
+                row_gradient.index_add_(0, index[chunk], error.T @ shard)
+            shard_gradient.addmm_(error, sampled[chunk])
         if collectives is not None and gradient is not None:
             collectives.reduce(shard_gradient, owner)
         if owner == rank:
