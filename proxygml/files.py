@@ -111,8 +111,10 @@ def locked(folder: Path) -> Iterator[None]:
     lock = FileLock(path, timeout=LOCK_TIMEOUT, poll_interval=0.1, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():  # FileLock does not follow it either, but names neither reason nor remedy
+            raise ValueError(f"{path} is a link: remove it")
         if path.exists():
-            require_file(path)  # a stranger's may be a pipe; FileLock follows no link
+            require_file(path)  # a stranger's may be a pipe
         lock.acquire()
     except Timeout:
         owner = path.read_bytes()[:300].decode(errors="replace") or "another process"

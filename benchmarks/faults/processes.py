@@ -34,6 +34,8 @@ class Exit:
         problems = [line for line in self.lines if re.match(r"Traceback|Exception ignored|  File ", line)]
         messages = [line for line in self.lines if line.startswith(("error: ", "stopped"))]
         prefixes = {0: None, 1: "error: ", 130: "stopped", -signal.SIGKILL: None, -signal.SIGPIPE: None}
+        if not self.lines:  # the signal arrived before Python had started the command
+            prefixes |= {-signal.SIGTERM: None}
         if self.code not in prefixes:
             problems.append(f"exit code {self.code}")
         elif prefixes[self.code] and not (len(messages) == 1 and messages[0].startswith(prefixes[self.code])):
