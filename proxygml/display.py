@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -100,7 +101,7 @@ def counter(progress: Progress, what: str) -> Callable[[int, int], None]:
 
 @contextmanager
 def show_progress() -> Iterator[Progress]:
-    """A callback that shows progress bars with the time left; silent without a terminal."""
+    """A callback that shows progress bars with the time left, on a terminal or in a notebook with ipywidgets."""
     # On a narrow terminal, the note is cut first.
     elapsed, left = (Column(no_wrap=True, min_width=len("0:00:00")) for _ in range(2))
     bars = Bars(
@@ -111,7 +112,7 @@ def show_progress() -> Iterator[Progress]:
         TimeRemainingColumn(table_column=left),
         TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=messages,
-        disable=not messages.is_terminal,
+        disable=not (messages.is_terminal or (messages.is_jupyter and find_spec("ipywidgets"))),
     )
     tasks: dict[str, TaskID] = {}
 

@@ -38,18 +38,28 @@ def draw_curves(entries: Sequence[dict], path: Path) -> None:
 
 
 def draw_retrieval(
-    open_image: Callable[[int], Image.Image], vectors: np.ndarray, labels: np.ndarray, path: Path
+    open_image: Callable[[int], Image.Image],
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    path: Path,
+    *,
+    queries: np.ndarray | None = None,
 ) -> None:
     """Twelve queries with their five nearest neighbors, framed green if the class matches and red if not.
 
-    Half of the queries are random, half have a wrong nearest neighbor.
+    Half of the queries are random, half have a wrong nearest neighbor. With `queries` (M,), these images are searched
+    for among the others.
     """
-    nearest, _ = neighbors(vectors, count=min(5, len(vectors) - 1))  # (M, K)
-    failed = np.flatnonzero(labels[nearest[:, 0]] != labels)
+    asked = np.arange(len(vectors)) if queries is None else np.flatnonzero(queries)  # (Q,)
+    gallery = np.arange(len(vectors)) if queries is None else np.flatnonzero(~queries)  # (G,)
+    count = min(5, len(gallery) - (queries is None))
+    nearest, _ = neighbors(vectors[asked], None if queries is None else vectors[gallery], count=count)
+    nearest = gallery[nearest]  # (Q, K)
+    failed = np.flatnonzero(labels[nearest[:, 0]] != labels[asked])
     rng = np.random.default_rng(0)
-    queries = rng.permutation(len(vectors))[: max(6, 12 - len(failed))]
-    queries = np.concatenate([queries, rng.permutation(np.setdiff1d(failed, queries))[: 12 - len(queries)]])
-    rows = -(-len(queries) // 2)
+    chosen = rng.permutation(len(asked))[: max(6, 12 - len(failed))]
+    chosen = np.concatenate([chosen, rng.permutation(np.setdiff1d(failed, chosen))[: 12 - len(chosen)]])
+    rows = -(-len(chosen) // 2)
     columns = 1 + nearest.shape[1]
     figure = Figure(figsize=(2 * columns * 0.95 + 0.6, rows + 0.5), layout="constrained")
     figure.suptitle(
@@ -60,10 +70,10 @@ def draw_retrieval(
     cells = figure.subplots(rows, 2 * columns + 1, squeeze=False)
     for axis in cells.ravel():
         axis.axis("off")
-    for number, query in enumerate(queries):
+    for number, query in enumerate(chosen):
         row, offset = number % rows, (number // rows) * (columns + 1)
-        for column, index in enumerate([query, *nearest[query]]):
-            color = QUERY if column == 0 else RIGHT if labels[index] == labels[query] else WRONG
+        for column, index in enumerate([asked[query], *nearest[query]]):
+            color = QUERY if column == 0 else RIGHT if labels[index] == labels[asked[query]] else WRONG
             _show_framed(cells[row, offset + column], open_image(int(index)), color)
     _save(figure, path)
 

@@ -65,6 +65,6 @@ def _output_shape(module: nn.Module, image_size: int) -> tuple[int, ...]:
         raise ValueError(f"{EXPECTED}, but {type(module).__name__} returns {tuple(output.shape)} for two images")
     if not output.isfinite().all():
         raise ValueError(
-            f"expected finite features, but {type(module).__name__} returns NaN or infinity for gray images"
+            f"expected finite features, but {type(module).__name__} returns NaN or infinity for black images"
         )
     return tuple(output.shape)

@@ -54,9 +54,16 @@ class ImageList:
 
     def open(self, index: int) -> Image.Image:
         """Image `index`; a file is not yet decoded."""
+        if isinstance(self.pixels, LazyImages):
+            return self.pixels.open(index)
         if self.pixels is not None:
             return Image.fromarray(self.pixels[index])
         return self.open_file(self.file(index))
+
+    @property
+    def has_files(self) -> bool:
+        """Whether each image is a file of its own."""
+        return self.pixels is None and self.open_file is open_image
 
     def file(self, index: int) -> Path:
         """Path of image `index`."""

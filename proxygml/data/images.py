@@ -48,7 +48,7 @@ class Crops:
                 pixels = self._crop(image, index)  # (size, size, 3)
         except Exception as error:  # damaged bytes make each format raise other errors
             name = f"image {index}" if self.names is None else self.names[index]
-            raise OSError(f"{name} cannot be read any more: {one_line(error)}") from error
+            raise OSError(f"{name} cannot be read: {one_line(error)}") from error
         return np.ascontiguousarray(pixels.transpose(2, 0, 1)), int(self.labels[index])
 
     def _crop(self, image: Image.Image, index: int) -> np.ndarray:

@@ -1,8 +1,14 @@
 """The losses by name: METHODS lists what each needs, `make` returns the module `loss(embeddings, labels) -> scalar`.
 
-A loss may also have `begin_epoch(epoch, embed)`, called before every epoch with a function that returns the embeddings
-and labels of all training images; `watch(network)`, called once, if it needs more than embeddings; and
-`learning_rates` of its submodules by name. A loss of your own says what it needs by the attributes in `needs_of`.
+A loss of your own may say what it needs by attributes of the same names as in `Method`, of the class if it is made by
+the trainer: `batches`, `images_per_class`, `unit_length`, `learning_rate`. Any loss may also have
+
+- `begin_epoch(epoch, embed)`: called before every epoch (from 0); `embed()` returns embeddings (M, D) and labels (M,)
+  of all training images, without augmentation.
+- `class_distances` (C, C): after `begin_epoch`, for batches "neighboring".
+- `learning_rates`: of submodules, by name.
+- `last_terms`: a named tuple of scalars that are logged beside the loss.
+- `watch(network)`: called once, for a loss that runs parts of the network itself; then there is one process.
 """
 
 import importlib

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from proxygml.data import ImageList, open_image
+from proxygml.data import ImageList
 from proxygml.data.check import Problem, find_problems
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings
@@ -29,8 +29,7 @@ class Added:
 
 def item_name(images: ImageList, path: str) -> str:
     """The path of an image in an index: absolute for a file, unchanged for an image inside another file."""
-    is_file = images.pixels is None and images.open_file is open_image
-    return os.path.abspath(os.path.join(images.root or ".", path)) if is_file else path
+    return os.path.abspath(os.path.join(images.root or ".", path)) if images.has_files else path
 
 
 def add_embeddings(index: Index, source: Embeddings | Index, progress: Progress) -> Added:

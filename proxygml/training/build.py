@@ -1,6 +1,5 @@
 """The parts of a run from its recipe: images, network, loss, optimizer and batches."""
 
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -25,7 +24,7 @@ from proxygml.display import Progress, counter, no_progress
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optim import RowAdam
-from proxygml.training.parts import Parts
+from proxygml.training.parts import Parts, make_loss
 from proxygml.training.recipe import Recipe, is_class_name, parse_settings
 from proxygml.training.run import Run
 
@@ -33,8 +32,11 @@ Network = backbones.Embedder | CascadedEmbedder
 
 
 def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progress) -> tuple[ImageList, ImageList]:
-    """The training images and the test images, of the recipe's dataset or of an object."""
+    """Training and test images: of the recipe's dataset, of an object, or of a function that returns one."""
+    Parts(data=data).require(recipe, "data")
     if data is not None:
+        if callable(data):
+            data = data() if recipe.data is None else data(recipe.data)
         reading = counter(progress, "reading labels")
         both = load_objects(data, test_fraction=recipe.test_fraction, progress=reading)
         return limit_images(both, classes=recipe.classes, max_class_size=recipe.max_class_size)
@@ -149,12 +151,8 @@ def proxygml_settings(recipe: Recipe) -> ProxyGMLSettings:
 def build_loss(recipe: Recipe, num_classes: int, loss: nn.Module | Callable[..., nn.Module] | None = None) -> nn.Module:
     """The loss for this number of classes, or the one that is passed as an object."""
     settings = parse_settings(recipe.loss_settings)
-    if isinstance(loss, nn.Module):
-        return loss
     if loss is not None:
-        expected = inspect.signature(loss).parameters
-        sizes = {"num_classes": num_classes, "embedding_dim": recipe.embedding_dim}
-        return loss(**{name: size for name, size in sizes.items() if name in expected}, **settings)
+        return make_loss(loss, num_classes, recipe.embedding_dim, settings)
     own = proxygml_settings(recipe)
     if recipe.shard and dist.is_initialized():
         return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, own, seed=recipe.seed)

@@ -128,7 +128,7 @@ def _key(images: ImageList, recipe: Recipe, model: build.Network, crops: int) ->
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
     if images.pixels is not None:
         for index in range(len(images)):
-            digest.update(images.pixels[index].tobytes())
+            digest.update(np.asarray(images.open(index)).tobytes())
     for index, path in enumerate(images.paths):
         digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
         if images.pixels is None and images.file(index).is_file():

@@ -1,32 +1,58 @@
 """Loggers of a run: what they receive, and what happens when one fails."""
 
+import csv
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
-from proxygml.files import one_line
+from proxygml.files import atomic_write, one_line
 from proxygml.optional import library
 
 PICTURES = ("retrieval", "map")
 
 
 class Logger(Protocol):
-    """What `loggers=` takes: Fabric's and Lightning's loggers, or any object with this method."""
+    """What `loggers=` takes: Fabric's and Lightning's loggers, or any object with this method.
+
+    A logger may also have `finalize(status)`, and take pictures by `log_image(name, [path], step=...)` or as
+    TensorBoard does.
+    """
 
     def log_metrics(self, metrics: dict[str, Any], step: int) -> None: ...
 
 
+class CSVLog:
+    """A CSV with a row per epoch; a resumed run continues it, where Fabric's CSVLogger starts again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+        """Add to the row of this epoch."""
+        rows: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            with self.path.open(newline="") as file:
+                rows = {row["epoch"]: row for row in csv.DictReader(file)}
+        rows[str(step)] = rows.get(str(step), {}) | metrics | {"epoch": step}
+        with atomic_write(self.path) as draft, draft.open("w", newline="") as file:
+            names = dict.fromkeys(name for row in rows.values() for name in row)
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows.values())
+
+
 def make_logger(name: str, folder: Path) -> Logger:
     """TensorBoard's event files or a CSV in a folder."""
-    from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
-
     if name == "csv":
-        return CSVLogger(root_dir=folder, name="csv", version="", flush_logs_every_n_steps=1)
+        return CSVLog(folder / "metrics.csv")
     library("tensorboard", extra="tensorboard", user="--log tensorboard")
+    from lightning_fabric.loggers import TensorBoardLogger
+
     return TensorBoardLogger(root_dir=folder, name="tensorboard", version="")
 
 
@@ -39,43 +65,34 @@ class Loggers:
                 raise ValueError(f"expected loggers with log_metrics(metrics, step), got {type(logger).__name__}")
         self.loggers = list(loggers)
 
-    def log_epoch(self, entry: Mapping[str, Any]) -> None:
-        """Log an entry of the log, with names such as held_out/recall@1."""
-        metrics = flatten(entry)
+    def log(self, entry: Mapping[str, Any], step: int) -> None:
+        """Log the numbers of an entry, with names such as held_out/recall@1."""
+        self._call("log_metrics", lambda logger: logger.log_metrics(flatten(entry), step))
+
+    def finish(self, folder: Path, step: int) -> None:
+        """Log the retrieval sheet and the map, where a logger takes pictures, and let all write what they have kept."""
+        for path in (folder / f"{name}.png" for name in PICTURES):
+            if path.exists():
+                self._call("log_image", partial(log_picture, path=path, step=step))
+        self._call("finalize", lambda logger: logger.finalize("success") if hasattr(logger, "finalize") else None)
+
+    def _call(self, method: str, call: Callable[[Any], object]) -> None:
         for logger in list(self.loggers):
-            self._call(logger, "log_metrics", metrics, step=entry["epoch"])
-
-    def log_pictures(self, folder: Path, step: int) -> None:
-        """Log the retrieval sheet and the map, where a logger takes pictures."""
-        for logger in list(self.loggers):
-            for name in PICTURES:
-                path = folder / f"{name}.png"
-                if path.exists():
-                    self._log_picture(logger, name, path, step)
-
-    def finish(self) -> None:
-        """Let loggers write what they have kept."""
-        for logger in list(self.loggers):
-            if hasattr(logger, "finalize"):
-                self._call(logger, "finalize", "success")
-
-    def _log_picture(self, logger: Any, name: str, path: Path, step: int) -> None:
-        if hasattr(logger, "log_image"):  # as Lightning's loggers of Weights & Biases and Comet have it
-            self._call(logger, "log_image", name, [str(path)], step=step)
-        elif hasattr(getattr(logger, "experiment", None), "add_image"):  # TensorBoard
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))
-            self._call(logger.experiment, "add_image", name, pixels, step, dataformats="HWC", owner=logger)
-
-    def _call(self, target: Any, method: str, *arguments: Any, owner: Any = None, **options: Any) -> None:
-        try:
-            getattr(target, method)(*arguments, **options)
-        except Exception as error:  # training is worth more than its log
-            logger = owner or target
-            if logger in self.loggers:
+            try:
+                call(logger)
+            except Exception as error:  # training is worth more than its log
                 self.loggers.remove(logger)
-            what = f"{type(logger).__name__}.{method} failed ({type(error).__name__}: {one_line(error)})"
-            warnings.warn(f"{what}: training continues without this logger", stacklevel=2)
+                what = f"{type(logger).__name__}.{method} failed ({type(error).__name__}: {one_line(error)})"
+                warnings.warn(f"{what}: training continues without this logger", stacklevel=2)
+
+
+def log_picture(logger: Any, path: Path, step: int) -> None:
+    """Log a picture if the logger takes pictures."""
+    if hasattr(logger, "log_image"):  # as Lightning's loggers of Weights & Biases and Comet have it
+        logger.log_image(path.stem, [str(path)], step=step)
+    elif hasattr(logger, "experiment") and hasattr(logger.experiment, "add_image"):  # TensorBoard
+        with Image.open(path) as image:
+            logger.experiment.add_image(path.stem, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
 
 def flatten(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -216,7 +216,8 @@ class TrainingLoop:
             if state.get("grad_scaler"):
                 self.fabric.strategy.precision.load_state_dict(state["grad_scaler"])
         except Exception as error:  # torch raises many types for a state that does not fit
-            raise ValueError("the checkpoint does not fit recipe.json or the data: were they changed?") from error
+            changed = "recipe.json, the data, or the network and loss that were passed: were they changed?"
+            raise ValueError(f"the checkpoint does not fit {changed}") from error
         if self.recipe.shard:
             load_shards(state["shards"], self._shards(), len(self.images.class_names), state["shard_checksums"])
 

@@ -109,15 +109,17 @@ class Trainer:
         if skipped:
             trained["skipped_steps"] = skipped
             self.progress("skipped", 0, 0, f"{skipped} steps whose gradient was not finite")
-        run.write_scores(trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds})
+        scores = trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds}
+        run.write_scores(scores)
         self.progress("drawing pictures", 0, 1, "")
         plots.draw_curves(self.log, run.folder / "curves.png")
         if self.tests:
             vectors, labels = embeddings.vectors, embeddings.labels
-            plots.draw_retrieval(self.test_images.open, vectors, labels, run.folder / "retrieval.png")
-            plots.draw_map(vectors, labels, self.test_images.class_names, run.folder / "map.png")
-        self.loggers.log_pictures(run.folder, self.best["epoch"])
-        self.loggers.finish()
+            images, queries = self.test_images, self.test_images.queries
+            plots.draw_retrieval(images.open, vectors, labels, run.folder / "retrieval.png", queries=queries)
+            plots.draw_map(vectors, labels, images.class_names, run.folder / "map.png")
+        self.loggers.log({name: value for name, value in scores.items() if name != "held_out"}, len(self.log))
+        self.loggers.finish(run.folder, len(self.log))
         return run
 
     def _repair_best(self, run: Run) -> None:
@@ -172,7 +174,7 @@ class Trainer:
         if is_best:  # last: if interrupted before it, `resume` writes it from the checkpoint
             self._save_best(run)
         if self.writes:
-            self.loggers.log_epoch(entry)
+            self.loggers.log(entry, epoch + 1)
         stops = [callback(entry, self.loop.model) for callback in self.callbacks]  # all are called
         return self.fabric.broadcast(any(stop is True for stop in stops))
 
