@@ -1,7 +1,8 @@
 """ProxyGML on feature vectors as a scikit-learn transformer: `ProxyGMLEmbedding().fit(X, y).transform(X)`."""
 
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -9,18 +10,22 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from proxygml.evaluation import evaluate
+from proxygml.display import no_progress, show_progress
 from proxygml.features.head import Head, Moments, default_links, project
+from proxygml.features.selection import Selection, select
+from proxygml.features.storage import read_space, write_space
 from proxygml.losses.interface import require_not_negative, require_positive, require_whole
 from proxygml.losses.proxygml.module import ProxyGMLLoss
 
 DTYPES = [np.float32, np.float64]  # others, such as float16, are converted to the first
 MIN_CLASSES = 4  # fewer: no class is held out
-PATIENCE = 6  # epochs without a better score on held-out classes
-MAX_HELD_OUT_SAMPLES = 5_000
 MAX_PROXY_ROWS = 2_000  # proxies sampled per step for L^p; all of them cost C^2 N
 WHITENINGS, SHARPENINGS = (0.0, 0.25, 0.5), (0.0, 0.125, 0.25, 0.5, 1.0, 2.0)  # mildest first: it wins ties
 DEFAULT_WHITENING, DEFAULT_SHARPENING = 0.25, 0.125  # without held-out classes
+FITTED = {  # attributes that are saved
+    *("mean_", "components_", "power_", "whitening_", "sharpening_", "classes_", "n_iter_"),
+    *("held_out_score_", "held_out_scores_", "feature_names_in_"),
+}
 
 
 class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -46,14 +51,15 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     held_out : fraction of the classes (at least two) that select whitening, sharpening and the number of epochs. With
         0, or fewer than four classes, all epochs are trained.
     random_state : seed. The result depends on it and on the order of the samples.
-    progress : show a progress bar.
+    progress : show a progress bar on a terminal.
 
     Attributes
     ----------
     components_ : A, (n_components, n_features). mean_ : (n_features,).
     power_, whitening_, sharpening_ : the values used.
     classes_ : labels. n_iter_ : epochs trained. held_out_score_ : mean of Recall@1 and MAP@R of the held-out classes in
-    percent, before training and after every epoch; empty without held-out classes.
+    percent, before training and after every epoch; empty without held-out classes. held_out_scores_ : `Scores` of these
+    classes by their "features", compared by cosine, and by "whitened" and "trained" vectors, before training and after.
     """
 
     def __init__(
@@ -93,14 +99,17 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def fit(self, X: np.ndarray, y: np.ndarray) -> "ProxyGMLEmbedding":  # noqa: N803 (scikit-learn's name)
         """Fit features X (M, n_features) with labels y (M,)."""
-        features, y = self._validate(X, y, first=True)
+        X, y = self._validate(X, y, first=True)  # noqa: N806
+        features = _signed_power(X, self.power_)
         self.__dict__.pop("_stream", None)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("expected at least two classes, got 1 class")
         rng = check_random_state(self.random_state)
-        self.n_iter_ = self._select_epochs(features, labels, rng)
-        head = self._new_head(Moments(features, labels), rng.randint(2**31 - 1))
+        chosen = self._select(X, features, labels, rng)
+        self.whitening_, self.sharpening_, self.n_iter_ = chosen.whitening, chosen.sharpening, chosen.epochs
+        self.held_out_score_, self.held_out_scores_ = chosen.history, chosen.scores
+        head = self._new_head(Moments(features, labels), self.whitening_, self.sharpening_, rng.randint(2**31 - 1))
         for _ in self._track(range(self.n_iter_), "fitting"):
             head.train_epoch(features, labels)
         return self._set_result(head)
@@ -112,7 +121,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         call, or the first after `fit`, starts a stream.
         """
         first = not hasattr(self, "_stream")
-        features, y = self._validate(X, y, first=first)
+        X, y = self._validate(X, y, first=first)  # noqa: N806
+        features = _signed_power(X, self.power_)
         old = np.array([], y.dtype) if first else self.classes_
         if y.dtype.kind != old.dtype.kind:  # numpy would convert both to float or str and merge different labels
             raise ValueError(f"expected labels of type {old.dtype} as before, got {y.dtype}: convert them")
@@ -121,10 +131,11 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         labels = order[np.searchsorted(self.classes_, y, sorter=order)]  # (M,)
         if first:
             moments = Moments(features, labels)
-            head = self._new_head(moments, check_random_state(self.random_state).randint(2**31 - 1))
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            head = self._new_head(moments, self.whitening_, self.sharpening_, seed)
             self._stream = moments, head
             self.n_iter_ = 0
-            self.held_out_score_: list[float] = []
+            self.held_out_score_, self.held_out_scores_ = [], {}
         else:
             moments, head = self._stream
             moments.add(features, labels)
@@ -140,6 +151,22 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         X = validate_data(self, X, reset=False, dtype=DTYPES)  # noqa: N806
         return project(_signed_power(X, self.power_), self.mean_, self.components_).astype(X.dtype)
 
+    def save(self, path: str | Path) -> None:
+        """Write a folder that `load` reads: safetensors and JSON. `partial_fit` starts over after loading."""
+        check_is_fitted(self)
+        fitted = {name: getattr(self, name) for name in FITTED if hasattr(self, name)}
+        write_space(Path(path), self.get_params(), fitted)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ProxyGMLEmbedding":
+        """What `save` wrote."""
+        parameters, fitted = read_space(Path(path))
+        model = cls().set_params(**parameters)
+        for name in FITTED & fitted.keys():
+            setattr(model, name, fitted[name])
+        model.n_features_in_ = len(model.mean_)
+        return model
+
     @property
     def _n_features_out(self) -> int:
         return len(self.components_)
@@ -151,7 +178,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return tags
 
     def _validate(self, X: np.ndarray, y: np.ndarray, *, first: bool) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
-        """Features (M, D) raised to the power, and labels (M,), after a check of both and of all parameters."""
+        """Features (M, D) and labels (M,), after a check of both and of all parameters."""
         X, y = validate_data(self, X, y, reset=first, dtype=DTYPES, ensure_min_samples=1 + first)  # noqa: N806
         check_classification_targets(y)
         if y.dtype.kind == "u" and y.max() < 2**63:
@@ -180,9 +207,9 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             largest = float(np.abs(X).max())
             if not 1e-100 <= largest <= 1e100:  # squares would be 0 or infinite
                 raise ValueError(f"expected features between 1e-100 and 1e100, got up to {largest:.3g}: scale them")
-            self.power_ = (0.5 if X.min() >= 0 else 1.0) if self.power is None else self.power
+            self.power_: float = (0.5 if X.min() >= 0 else 1.0) if self.power is None else self.power
             require_positive(power=self.power_)
-        return _signed_power(X, self.power_), y
+        return X, y
 
     @property
     def _dim(self) -> int:
@@ -199,13 +226,13 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             proxy_rows=MAX_PROXY_ROWS,
         )
 
-    def _new_head(self, moments: Moments, seed: int) -> Head:
+    def _new_head(self, moments: Moments, whitening: float, sharpening: float, seed: int) -> Head:
         return Head(
             moments,
             dim=self._dim,
-            whiten=self.whitening_,
+            whiten=whitening,
             shrinkage=self.shrinkage,
-            sharpen=self.sharpening_,
+            sharpen=sharpening,
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             proxies_per_class=self.proxies_per_class,
@@ -213,41 +240,30 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             seed=seed,
         )
 
-    def _select_epochs(self, features: np.ndarray, labels: np.ndarray, rng: np.random.RandomState) -> int:
-        """The number of epochs with the best score on held-out classes, training on the others."""
-        self.held_out_score_ = []
+    def _select(
+        self, given: np.ndarray, features: np.ndarray, labels: np.ndarray, rng: np.random.RandomState
+    ) -> Selection:
+        """What held-out classes choose, if there are any; features (M, D) before and after the power."""
         if len(self.classes_) < MIN_CLASSES or self.held_out == 0:
-            return self.epochs
+            return Selection(self.whitening_, self.sharpening_, self.epochs)
         drawn = rng.permutation(len(self.classes_))[: max(2, round(self.held_out * len(self.classes_)))]
-        held_out = np.isin(labels, drawn)  # (M,)
-        test, test_labels = features[held_out][:MAX_HELD_OUT_SAMPLES], labels[held_out][:MAX_HELD_OUT_SAMPLES]
-        features, labels = features[~held_out], np.unique(labels[~held_out], return_inverse=True)[1]
-        moments = Moments(features, labels)
-        self._select_whitening(moments, test, test_labels)
-        head = self._new_head(moments, rng.randint(2**31 - 1))
-        for epoch in self._track(range(self.epochs + 1), "early stopping"):
-            self.held_out_score_.append(_score(head.transform(test), test_labels))
-            best = int(np.argmax(self.held_out_score_))
-            if epoch == self.epochs or epoch - best >= PATIENCE:
-                break
-            head.train_epoch(features, labels)
-        return best
+        seed = rng.randint(2**31 - 1)
+        return select(
+            given,
+            features,
+            labels,
+            np.isin(labels, drawn),
+            whitenings=WHITENINGS if self.whitening is None else [self.whitening],
+            sharpenings=SHARPENINGS if self.sharpening is None else [self.sharpening],
+            epochs=self._track(range(self.epochs + 1), "early stopping"),
+            new_head=lambda moments, whitening, sharpening: self._new_head(moments, whitening, sharpening, seed),
+        )
 
-    def _select_whitening(self, moments: Moments, test: np.ndarray, test_labels: np.ndarray) -> None:
-        """Set the whitening and sharpening that score best on held-out features test (M, D), where not given."""
-        scores = {}
-        whitenings = WHITENINGS if self.whitening is None else [self.whitening]
-        for pair in product(whitenings, SHARPENINGS if self.sharpening is None else [self.sharpening]):
-            self.whitening_, self.sharpening_ = pair
-            scores[pair] = _score(self._new_head(moments, seed=0).transform(test), test_labels)
-        self.whitening_, self.sharpening_ = max(scores, key=scores.__getitem__)
-
-    def _track(self, epochs: range, description: str) -> Iterable[int]:
-        if not self.progress:
-            return epochs
-        from rich.progress import track
-
-        return track(epochs, description)
+    def _track(self, epochs: range, description: str) -> Iterator[int]:
+        with show_progress() if self.progress else nullcontext(no_progress) as report:
+            for done, epoch in enumerate(epochs, 1):
+                yield epoch
+                report(description, done, len(epochs), "")
 
     def _set_result(self, head: Head) -> "ProxyGMLEmbedding":
         self.mean_, self.components_ = head.mean, head.components()
@@ -256,9 +272,3 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
 def _signed_power(features: np.ndarray, power: float) -> np.ndarray:
     return features if power == 1 else np.sign(features) * np.abs(features) ** power
-
-
-def _score(vectors: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of Recall@1 and MAP@R in percent of unit vectors (M, d) with labels (M,)."""
-    scores = evaluate(vectors, labels, recall_at=(1,), cluster=False)
-    return 50 * (scores.recall[1] + scores.map_at_r)
