@@ -266,7 +266,8 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 report(description, done, len(epochs), "")
 
     def _set_result(self, head: Head) -> "ProxyGMLEmbedding":
-        self.mean_, self.components_ = head.mean, head.components()
+        self.mean_ = head.mean
+        self.components_ = np.ascontiguousarray(head.components())  # as loaded: other strides round differently
         return self
 
 
