@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from proxygml.files import UnwritableError
+from proxygml.files import UnwritableError, one_line
 
 SCHEMA_VERSION = 3
 TABLES = """
@@ -52,7 +52,7 @@ class Database:
         insert = "INSERT OR REPLACE INTO metadata VALUES (?, ?)"
         self.connection.executemany(insert, list(values.items()))
         rows = self.rows("SELECT name, value FROM metadata WHERE name != 'checksum' ORDER BY name")
-        self.connection.execute(insert, ("checksum", _checksum(rows)))
+        self.connection.execute(insert, ("checksum", _checksum(dict(rows))))
 
     def metadata(self) -> dict[str, str]:
         """Metadata by name; an error if it is damaged."""
@@ -62,7 +62,8 @@ class Database:
         missing = {"schema_version", "version", "unit_length", "dim", "model", "kind"} - metadata.keys()
         if missing:
             raise self.damaged(f"no {sorted(missing)[0]}")
-        if metadata.pop("checksum", "") != str(_checksum(list(metadata.items()))):
+        checksum = metadata.pop("checksum", "")
+        if not all(isinstance(value, str) for value in metadata.values()) or checksum != str(_checksum(metadata)):
             raise self.damaged("its metadata was altered")
         return metadata
 
@@ -115,7 +116,7 @@ class Database:
             if isinstance(error, sqlite3.OperationalError) and words in str(error):
                 error_type = UnwritableError if words in ("full", "readonly") else OSError
                 return error_type(f"{self.path}: {error}: {remedy}")
-        return self.damaged(str(error))
+        return self.damaged(one_line(error, 100))  # it may quote the whole schema
 
 
 def item_checksum(path: str, class_id: int, vector: bytes) -> int:
@@ -133,5 +134,5 @@ def _expected_schema() -> set[tuple]:
         connection.close()
 
 
-def _checksum(rows: list[tuple]) -> int:
-    return zlib.crc32(json.dumps(rows).encode())
+def _checksum(metadata: dict[str, str]) -> int:
+    return zlib.crc32(json.dumps(list(metadata.items())).encode())

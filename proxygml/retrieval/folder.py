@@ -143,15 +143,15 @@ class FolderStorage:
 
     def blocks(self) -> Iterator[Embeddings]:
         ((last,),) = self.rows("SELECT MAX(id) FROM items")
-        class_names = np.array([name for (name,) in self.rows("SELECT name FROM classes ORDER BY id")], str)
-        labels = {name: label for label, name in enumerate(class_names.tolist())}
+        names = [name for (name,) in self.rows("SELECT name FROM classes ORDER BY id")]
+        labels = {name: label for label, name in enumerate(names)}
         start = 0
         while rows := self.database.items("items.id > ? AND items.id <= ?", start, last or 0, limit=BLOCK_ROWS):
             yield Embeddings(
                 self._matrix([row[3] for row in rows]),
                 np.array([labels[row[2]] for row in rows]),
                 np.array([row[1] for row in rows], str),
-                class_names,
+                np.array(names, str),
                 self.model,
             )
             start = rows[-1][0]

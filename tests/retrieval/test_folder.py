@@ -131,8 +131,11 @@ class TestDamage:
         not_unicode = original.replace(b"CREATE TABLE classes", b"CREATE TAB\xe4E classes")  # quoted by SQLite's error
         for damaged in (b"something else altogether" * 100, b"", not_unicode):
             (tmp_path / "items.sqlite").write_bytes(damaged)
-            with pytest.raises(ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"):
+            with pytest.raises(
+                ValueError, match=r"items.sqlite is damaged .*: remove .* and build the index again"
+            ) as info:
                 Index.open(tmp_path)
+            assert len(str(info.value)) < 160 + 2 * len(str(tmp_path))
 
     def test_truncated_database(self, new_index, tmp_path: Path) -> None:
         new_index(2000).close()
@@ -172,6 +175,22 @@ class TestDamage:
             connection.execute(f"UPDATE items SET {change} WHERE id = 1")
         with pytest.raises(ValueError, match=r"items.sqlite is damaged \(item 1 was altered\): remove .* and build"):
             index.search(random_embeddings(1).vectors, 1)
+
+    def test_altered_metadata(self, new_index, tmp_path: Path) -> None:
+        index = new_index(10)
+        with index.storage.database.transaction() as connection:
+            connection.execute("UPDATE metadata SET value = x'ff' WHERE name = 'model'")
+        index.close()
+        with pytest.raises(ValueError, match=r"items.sqlite is damaged \(its metadata was altered\): remove"):
+            Index.open(tmp_path / "index")
+
+    def test_class_names_of_any_characters(self, new_index) -> None:
+        index = new_index(10)
+        (before,) = index.blocks()
+        with index.storage.database.transaction() as connection:
+            connection.execute("UPDATE classes SET name = ? WHERE id = 1", ["x\0"])  # numpy drops the last NUL
+        (block,) = index.blocks()
+        assert block.labels.tolist() == before.labels.tolist()
 
     def test_relocating_keeps_damage_visible(self, new_index) -> None:
         index = new_index(10)
