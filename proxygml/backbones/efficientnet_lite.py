@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.folding import conv_bn
 from proxygml.backbones.trunk import Trunk
 
 STAGES = {  # kernel, stride of the first block, expansion
@@ -59,14 +60,21 @@ class EfficientNetLite(Trunk):
             self.stage_channels[name] = out_channels
         self._conv_head = SameConv(channels, self.channels, kernel=1)
         self._bn1 = batch_norm(self.channels)
-        self._relu = nn.ReLU6(inplace=True)
         self.stage_channels["head"] = self.channels
+
+    def stage(self, name: str, x: Tensor) -> Tensor:
+        """Run one stage: (B, channels before, h, w) -> (B, stage_channels[name], h', w')."""
+        if name == "stem":
+            return F.relu6(conv_bn(self._conv_stem, self._bn0, self._conv_stem.pad(x)), inplace=True)
+        if name == "head":
+            return F.relu6(conv_bn(self._conv_head, self._bn1, x), inplace=True)
+        return super().stage(name, x)
 
     def stage_modules(self, name: str) -> list[nn.Module]:
         if name == "stem":
-            return [self._conv_stem, self._bn0, self._relu]
+            return [self._conv_stem, self._bn0]
         if name == "head":
-            return [self._conv_head, self._bn1, self._relu]
+            return [self._conv_head, self._bn1]
         return [self._blocks[index] for index in self.stage_blocks[name]]
 
     def pretrained_file(self) -> Path:
@@ -101,9 +109,10 @@ class InvertedBottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         residual = x
         if self.expands:
-            residual = F.relu6(self._bn0(self._expand_conv(residual)), inplace=True)
-        residual = F.relu6(self._bn1(self._depthwise_conv(residual)), inplace=True)
-        residual = self._bn2(self._project_conv(residual))
+            residual = F.relu6(conv_bn(self._expand_conv, self._bn0, residual), inplace=True)
+        residual = self._depthwise_conv.pad(residual)
+        residual = F.relu6(conv_bn(self._depthwise_conv, self._bn1, residual), inplace=True)
+        residual = conv_bn(self._project_conv, self._bn2, residual)
         return x + residual if self.has_shortcut else residual
 
 
@@ -113,17 +122,18 @@ def batch_norm(channels: int) -> nn.BatchNorm2d:
 
 
 class SameConv(nn.Conv2d):
-    """TensorFlow's "same" convolution without bias: (B, in, h, w) -> (B, out, h/stride, w/stride), rounded up."""
+    """TensorFlow's "same" convolution without bias, of images that `pad` has padded."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         padding = kernel // 2 if stride == 1 else 0
         super().__init__(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
         nn.init.kaiming_normal_(self.weight, mode="fan_in", nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
+        """Pad (B, in, h, w) so that the output is (B, out, h/stride, w/stride), rounded up."""
         kernel, stride = self.kernel_size[0], self.stride[0]
-        if stride > 1:
-            rows, columns = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
-            # TensorFlow puts the larger half of an odd padding on the right and below.
-            x = F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-        return super().forward(x)
+        if stride == 1:
+            return x
+        rows, columns = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
+        # TensorFlow puts the larger half of an odd padding on the right and below.
+        return F.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.folding import conv_bn
 from proxygml.backbones.trunk import Trunk
 
 
@@ -67,9 +68,8 @@ class Inception(Trunk):
 
     def conv(self, name: str, x: Tensor) -> Tensor:
         """Convolution `name` with its batch normalization, if any, and ReLU."""
-        x = self.get_submodule(name)(x)
-        if self.batch_norm:
-            x = self.get_submodule(f"{name}_bn")(x)
+        conv: nn.Conv2d = getattr(self, name)
+        x = conv_bn(conv, getattr(self, f"{name}_bn"), x) if self.batch_norm else conv(x)
         return F.relu(x, inplace=True)
 
     def stage(self, name: str, x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from proxygml.backbones.folding import conv_bn
 from proxygml.backbones.trunk import Trunk
 
 DEPTHS = {  # blocks per layer, output channels over inner channels of a block, published weights
@@ -73,8 +74,9 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         residual = x
         for index in range(1, self.depth + 1):
-            residual = self.get_submodule(f"bn{index}")(self.get_submodule(f"conv{index}")(residual))
+            residual = conv_bn(getattr(self, f"conv{index}"), getattr(self, f"bn{index}"), residual)
             if index < self.depth:
                 residual = F.relu(residual, inplace=True)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return F.relu(residual + shortcut, inplace=True)
+        if self.downsample is not None:
+            x = conv_bn(getattr(self.downsample, "0"), getattr(self.downsample, "1"), x)
+        return F.relu(residual + x, inplace=True)

