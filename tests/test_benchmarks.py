@@ -60,6 +60,7 @@ def test_benchmark_prints_table(
 
 
 @pytest.mark.timeout(1500)  # a dozen commands in sequence, on a loaded machine
+@pytest.mark.slow
 def test_commands_recover_from_faults() -> None:
     command = [sys.executable, "-m", "benchmarks.faults", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -73,6 +74,7 @@ def test_pages_match_results(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaling.PAGE.read_text() == scaling.page(), "run: python -m benchmarks.report"
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["soak", "--quick", "--out", str(tmp_path)])
     soak.main()

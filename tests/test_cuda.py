@@ -48,6 +48,7 @@ def definition_of(loss: ProxyGMLLoss, classes: int) -> tuple[Tensor, Tensor, Ten
 @devices
 @pytest.mark.parametrize("implementation", ["definition", "fused", "chunked", "sparse"])
 @pytest.mark.parametrize(("classes", "per_class"), [(20, 3), (3000, 1)])
+@pytest.mark.slow
 def test_implementations_equal_the_definition(device: str, implementation: str, classes: int, per_class: int) -> None:
     torch.manual_seed(0)
     options = {"implementation": implementation, "scale": 3.0}

@@ -61,6 +61,7 @@ def test_code_block_runs(
     exec(compile(code, page.name, "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.slow
 def test_features_block_prints_the_scores_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

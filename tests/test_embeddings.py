@@ -130,6 +130,7 @@ def test_raw_pixels_ignore_brightness() -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1, 0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
     """A sample of the bits, denser in the zip directory at the end of the file."""
     whole = Embeddings(np.eye(4), np.arange(4), np.array(["a", "b", "c", "d"]), np.array(list("wxyz")), "id")

@@ -103,6 +103,7 @@ def test_other_errors_pass_through(tmp_path: Path) -> None:
         (tmp_path / "absent").read_text()
 
 
+@pytest.mark.slow
 def test_temporaries_of_killed_processes_are_removed(tmp_path: Path) -> None:
     process = (
         "import os, signal, sys; from pathlib import Path; from proxygml.files import atomic_write\n"

@@ -42,6 +42,7 @@ def test_an_index_keeps_classes_apart(numbers: np.ndarray) -> None:
 
 
 @all_odd
+@pytest.mark.slow
 def test_estimator_ignores_class_names(numbers: np.ndarray) -> None:
     def fitted(labels: np.ndarray) -> ProxyGMLEmbedding:
         return ProxyGMLEmbedding(random_state=0, epochs=2).fit(VECTORS, labels)

@@ -54,6 +54,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("location", ["folder", "postgres"], indirect=True)
+@pytest.mark.slow
 def test_index_and_search_photos(location: str, photos: Path, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
     shown = run_command(capsys, "index", "build", photos, "--out", location, "--run", trained_run.folder)
     assert "4 new, 0 existing, 0 skipped" in shown
@@ -211,6 +212,7 @@ class TestModel:
 
 
 class TestRun:
+    @pytest.mark.slow
     def test_evaluate_and_index(self, trained_run: Run, tmp_path: Path, capsys) -> None:
         run = shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
         assert json.loads(run_command(capsys, "evaluate", run, "--json")) == trained_run.scores["trained"]
@@ -218,6 +220,7 @@ class TestRun:
         assert f"{items} new, 0 existing" in run_command(capsys, "index", "build", run, "--out", tmp_path / "index")
         assert Index.open(tmp_path / "index").model_folder() is not None
 
+    @pytest.mark.slow
     def test_search_embeds_once(self, trained_run: Run, tmp_path: Path, capsys, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         run_command(capsys, "embed", tmp_path / "run", "--out", tmp_path / "test.npz")
@@ -244,6 +247,7 @@ class TestRun:
         monkeypatch.setattr(model.Model, "embed", None)
         assert json.loads(run_command(capsys, *command)) == found
 
+    @pytest.mark.slow
     def test_search_in_all_images(self, trained_run: Run, tmp_path: Path, capsys) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*"))
         train, test = build.load_images(trained_run.recipe)
@@ -307,6 +311,7 @@ class TestRun:
             open_vectors(sent, split="test")
         assert {path.name for path in (tmp_path / "mine").iterdir()} == {"items.sqlite", "photo.jpg"}
 
+    @pytest.mark.slow
     def test_stale_index_with_other_files_is_not_erased(self, sent: Path, tmp_path: Path) -> None:
         (tmp_path / "mine").rename(sent / "index")
         with pytest.raises(FileExistsError, match=r"run/index/photo.jpg does not belong to an index, .* elsewhere"):
@@ -314,6 +319,7 @@ class TestRun:
         (sent / "index" / "photo.jpg").rename(tmp_path / "photo.jpg")
         assert len(open_vectors(sent, split="test"))
 
+    @pytest.mark.slow
     def test_interrupted_cache_is_completed(self, trained_run: Run, tmp_path: Path, monkeypatch) -> None:
         shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index"))
         whole = open_vectors(tmp_path / "run", split="test")
@@ -354,6 +360,7 @@ class TestVectors:
         ((first, *_),) = [entry["hits"] for entry in json.loads(run_command(capsys, *command, "--json"))]
         assert (first["similarity"], first["distance"]) == (1, 9)
 
+    @pytest.mark.slow
     def test_copy_between_indexes(self, own: Path, tmp_path: Path, new_database: str, capsys) -> None:
         run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
         shown = run_command(capsys, "index", "build", tmp_path / "index", "--out", new_database, "--kind", "hnsw")
@@ -409,6 +416,7 @@ class TestVectors:
         line = failure(capsys, "search", own, "--image", photos / "loose.png", "--run", trained_run.folder)
         assert f"{own} has vectors of an unknown model, these are of model {trained_run.model_id}" in line
 
+    @pytest.mark.slow
     def test_network_by_option_or_from_the_index(self, trained_run: Run, photos: Path, tmp_path: Path, capsys) -> None:
         run_command(capsys, "embed", trained_run.folder, "--out", tmp_path / "test.npz")
         command = ["--image", photos / "loose.png", "-n", "1"]
@@ -433,6 +441,7 @@ class TestVectors:
 
 
 class TestMistakes:
+    @pytest.mark.slow
     def test_one_line(self, photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
         run = shutil.copytree(trained_run.folder, tmp_path / "run")
         (tmp_path / "empty").mkdir()
@@ -483,6 +492,7 @@ def test_index_of_a_dataset(trained_run: Run, tmp_path: Path, photos: Path, caps
     assert all(Path(path).is_file() for path in paths)
 
 
+@pytest.mark.slow
 def test_commands_in_docs_search_work(
     photos: Path, trained_run: Run, tmp_path: Path, new_database: str, monkeypatch, capsys
 ) -> None:

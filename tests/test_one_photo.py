@@ -61,6 +61,7 @@ def assert_equal(expected: dict[str, np.ndarray], vectors: np.ndarray, paths: li
         np.testing.assert_allclose(vector, expected[name], atol=atol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_embed(expected: dict, trained_run: Run, photos: Path, tmp_path: Path) -> None:
     options = ["--dataset", "folder", "--data", photos, "--split", "all", "--out", tmp_path / "vectors.npz"]
     main([str(word) for word in ["embed", trained_run.folder, *options]])

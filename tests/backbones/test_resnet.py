@@ -86,6 +86,7 @@ def test_output_equals_the_network_written_out(request, depth):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_output_equals_transformers(resnet50):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: proxygml[hub]")
     oracle = transformers.ResNetModel(transformers.ResNetConfig()).eval().double()
@@ -103,6 +104,7 @@ def test_output_equals_transformers(resnet50):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_output_shape(resnet50, resnet18):
     assert resnet50(torch.randn(1, 3, 224, 224).double()).shape == (1, resnet50.channels, 7, 7) == (1, 2048, 7, 7)
     assert resnet18(torch.randn(1, 3, 64, 64).double()).shape == (1, 512, 2, 2)

@@ -69,6 +69,7 @@ def test_valid_file_is_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.slow
 def test_damaged_file_is_read_or_one_line(name: str, folder: Path) -> None:
     seeds = READERS[name].seeds()
 
@@ -94,6 +95,7 @@ def altered(draw: Callable, value: object) -> object:
 
 
 @pytest.mark.parametrize("name", ["recipe", "results", "run"])
+@pytest.mark.slow
 def test_odd_json_value_is_read_or_one_line(name: str, folder: Path) -> None:
     first, *rest = READERS[name].seeds()[0].split(BETWEEN)
 

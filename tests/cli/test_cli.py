@@ -159,6 +159,7 @@ class TestMistakes:
             *([(["--device", "cuda"], "device cuda is not available")] if not torch.cuda.is_available() else []),
         ],
     )
+    @pytest.mark.slow
     def test_impossible_settings_leave_no_folder(
         self, options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture
     ) -> None:
@@ -382,6 +383,7 @@ class TestLosses:
         assert (hdc.backbone, hdc.embedding_dim, hdc.epochs) == ("googlenet", 384, 3)
 
 
+@pytest.mark.slow
 def test_embed_skips_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for number in range(8):
         for copy in range(3):

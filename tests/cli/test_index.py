@@ -70,6 +70,7 @@ class TestMovedPhotos:
 
 
 @pytest.mark.parametrize("storage", ["folder", "postgres"])
+@pytest.mark.slow
 def test_remove_folders_and_classes(storage: str, request, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     location = request.getfixturevalue("new_database") if storage == "postgres" else str(tmp_path / "index")

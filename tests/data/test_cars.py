@@ -95,6 +95,7 @@ def test_missing_class_names(tmp_path):
         cars.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_published_counts():
     train, test = cars.load(genuine("annotations/Cars196"))
     assert compare_counts(train, test, cars.PUBLISHED) == []

@@ -108,6 +108,7 @@ def test_any_class_name_is_kept(cub_tree):
     assert cub.load(cub_tree)[0].class_names[0] == strange
 
 
+@pytest.mark.slow
 def test_published_counts(tmp_path):
     archive = genuine("CUB_200_2011_short256.tar")
     with tarfile.open(archive) as tar:

@@ -24,6 +24,7 @@ def test_reads_what_scipy_writes(tmp_path: Path, packed: bool) -> None:
     assert (found["number"], found["many"], found["nothing"], found["complex"]) == ([-7], ["ab", "cd", "ef"], [], [1])
 
 
+@pytest.mark.slow
 def test_published_annotations_equal_scipys() -> None:
     file = genuine("annotations/Cars196") / "cars_annos.mat"
     found, expected = mat.read(file), loadmat(file)

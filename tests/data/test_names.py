@@ -39,6 +39,7 @@ def test_index_error_and_non_utf8() -> None:
         Names(["a"])[1]
 
 
+@pytest.mark.slow
 def test_memory_of_a_long_table(tmp_path: Path) -> None:
     """A list of Python strings would take about 100 bytes per image besides its characters."""
     lines, classes = 20_000, 200

@@ -80,6 +80,7 @@ def test_training(shards: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()  # as presets for photos ask for one
 
 
+@pytest.mark.slow
 def test_processes_and_workers_read_every_image_once(shards: Path) -> None:
     images, _ = data.load("tar", shards)
     recipe = GLYPHS.changed({"dataset": "tar", "data": str(shards), "image_size": 8, "batch_size": 5, "workers": 2})

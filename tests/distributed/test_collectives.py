@@ -88,6 +88,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_shared_batches_equal_one_process(found: list[dict], method: str) -> None:
     network, loss, optimizer = made(method)
     for step in range(STEPS):

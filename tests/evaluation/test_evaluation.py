@@ -67,6 +67,7 @@ def random_case(images=60, dimensions=16):
 @pytest.mark.parametrize("name", ["counting", "search"])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), width=st.integers(1, 3), alone=st.booleans(), block=st.integers(1, 11))
+@pytest.mark.slow
 def test_scores_equal_exact_loop_with_ties(name, data, width, alone, block):
     # A small integer grid is full of ties and duplicates. A common offset must not cost digits.
     item = st.tuples(st.tuples(*[st.integers(10**9, 10**9 + 3)] * width), st.sampled_from(LABELS))
@@ -180,6 +181,7 @@ def test_recall_equals_faiss(name, index):
 
 
 @pytest.mark.parametrize("gap", [1e-4, 1e-8, 1e-12])
+@pytest.mark.slow
 def test_counting_resolves_float32_ties_in_float64(gap):
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(6, 12))[np.arange(72) % 6] + gap * generator.normal(size=(72, 12))
@@ -388,6 +390,7 @@ def test_invalid_input_raises(message):
 
 
 @pytest.mark.parametrize("name", ["counting", "search"])
+@pytest.mark.slow
 def test_memory_stays_far_below_all_pairs(name):
     from torch.profiler import ProfilerActivity, profile
 

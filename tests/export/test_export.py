@@ -78,6 +78,7 @@ def photos(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_exported_network_equals_run(exported_folder: Path, trained_run: Run) -> None:
     assert max(differences(trained_run, exported_folder)) < 1e-4
     files = {"model.onnx", "preprocessing.json", "decoding.py", "embed.py", "README.md"}
@@ -141,6 +142,7 @@ class TestScript:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    @pytest.mark.slow
     def test_without_torch_and_proxygml(self, exported_folder: Path, trained_run: Run, tmp_path: Path) -> None:
         files = photos(tmp_path / "photos")
         script = [sys.executable, "-W", "error", "-c", ONLY, exported_folder / "embed.py", *files]
@@ -158,6 +160,7 @@ class TestScript:
 class TestErrors:
     """Each is one line on stderr and leaves no file behind."""
 
+    @pytest.mark.slow
     def test_large_difference_is_not_saved(
         self, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ) -> None:
@@ -171,6 +174,7 @@ class TestErrors:
             ("preprocessing.json", "earlier export")
         ]
 
+    @pytest.mark.slow
     def test_nan_network_is_not_saved(self, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(write, "largest_difference", lambda *_: float("nan"))
         with pytest.raises(ValueError, match="differs from PyTorch by nan"):
@@ -222,6 +226,7 @@ class TestErrors:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_moved_photos_are_compared_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run = untrained(tmp_path / "run", backbone="convnet")
     for name in "abcd":

@@ -47,6 +47,7 @@ def test_scikit_learn_estimator_checks(check) -> None:
     check(ProxyGMLEmbedding(epochs=1))
 
 
+@pytest.mark.slow
 def test_unseen_classes_improve() -> None:
     features, labels = birds(60)
     unseen, expected = birds(40, seed=1)
@@ -58,6 +59,7 @@ def test_unseen_classes_improve() -> None:
     assert model.held_out_score_[model.n_iter_] == max(model.held_out_score_)
 
 
+@pytest.mark.slow
 def test_low_dimensions_beat_pca() -> None:
     features, labels = birds(60)
     unseen, expected = birds(40, seed=1)
@@ -67,6 +69,7 @@ def test_low_dimensions_beat_pca() -> None:
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/cub_efficientnet_lite0.npz")
+@pytest.mark.slow
 def test_unseen_birds_improve() -> None:
     arrays = np.load(SHARED)
     features, labels = arrays["vectors"][:, ::2], arrays["labels"]  # half of them: quicker
@@ -120,6 +123,7 @@ def test_moments_accumulate() -> None:
     np.testing.assert_allclose(parts.between(), whole.between(), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_stream_with_new_classes() -> None:
     features, labels = birds(40)
     unseen, expected = birds(40, seed=1)
@@ -135,6 +139,7 @@ def test_stream_with_new_classes() -> None:
     np.testing.assert_array_equal(revived.components_, model.partial_fit(features[:50], names[labels[:50]]).components_)
 
 
+@pytest.mark.slow
 def test_stream_of_one_class_at_a_time() -> None:
     features, labels = birds(40)
     unseen, expected = birds(40, seed=1)
@@ -152,6 +157,7 @@ def test_fit_ends_stream() -> None:
     assert model.transform(features).shape == features.shape
 
 
+@pytest.mark.slow
 def test_pipeline_and_grid_search() -> None:
     features, labels = birds(4, each=20)
     names = np.array(["wren", "crow", "jay", "tit"])[labels]

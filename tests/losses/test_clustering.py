@@ -155,6 +155,7 @@ class TestAgainstALoop:
         assert refined > 0  # PAM found better medoids in some batch
 
     @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.slow
     def test_the_gradient_is_that_of_finite_differences(self, seed: int) -> None:
         embeddings, labels = random_batch(seed)
         loss = ClusteringLoss(5, 4, gamma=3.0)

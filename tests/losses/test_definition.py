@@ -32,6 +32,7 @@ def test_public_function_equals_the_module(loss: ProxyGMLLoss, embeddings: Tenso
 
 
 @pytest.mark.parametrize("implementation", ["auto", "definition", "fused", "chunked"])
+@pytest.mark.slow
 def test_second_derivatives_pass_gradgradcheck(loss: ProxyGMLLoss, embeddings: Tensor, implementation: str) -> None:
     loss.implementation = implementation
 

@@ -488,6 +488,7 @@ class TestBadInput:
             HDMLLoss(CLASSES, DIMENSION, **options)
 
 
+@pytest.mark.slow
 def test_toy_problem_is_learned() -> None:
     """On average over three runs: a single one is chaotic, and differs between processors."""
     ends = torch.tensor([toy_run(seed) for seed in range(3)]).mean(dim=0).tolist()

@@ -151,6 +151,7 @@ def made_up(name: str, scores: dict[str, float]) -> Results:
     return Results.of(runs, rows)
 
 
+@pytest.mark.slow
 def test_a_half_finished_experiment_is_shown_as_far_as_it_is(folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     main.main(["paper", "ratio", "--quick"])
@@ -195,6 +196,7 @@ def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "compares"), [("convergence", True), ("comparison", False)])
+@pytest.mark.slow
 def test_times_of_different_machines_do_not_compare(name: str, compares: bool, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("proxygml.paper.report.BRIEF", ())
     rows = find(name).recipes(base_recipe("glyphs", None, quick=True))

@@ -103,6 +103,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
 
 
 class TestThePlan:
+    @pytest.mark.slow
     def test_is_the_most_telling_first(self, tmp_path: Path) -> None:
         parts = queue.plan("ROOT", tmp_path)
         assert [part.tier for part in parts] == sorted(part.tier for part in parts)
@@ -111,6 +112,7 @@ class TestThePlan:
         first = [part.name for part in parts if part.tier == 1]
         assert first == [f"{name} on cars-head" for name in head] + [f"{name} on cars-small" for name in small]
 
+    @pytest.mark.slow
     def test_counts_a_run_that_two_experiments_want_once(self, tmp_path: Path) -> None:
         left = {part.name: (len(part.missing), len(part.jobs)) for part in queue.plan("ROOT", tmp_path)}
         assert left["modules on cars-head"] == (40, 40)  # 8 rows, 5 seeds
@@ -207,6 +209,7 @@ def test_two_queues_on_one_folder_are_refused(here: Path, monkeypatch, capsys: p
     assert rows() == {"first": [], "second": [], "third": []}
 
 
+@pytest.mark.slow
 def test_missing_data_is_named_before_the_first_run(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/Cars196").mkdir(parents=True)

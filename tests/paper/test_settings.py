@@ -154,6 +154,7 @@ def write_products(root: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_miniature_sop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None) -> None:
     monkeypatch.chdir(tmp_path)
     small = {"classes": 6, "epochs": 1, "embedding_dim": 24, "image_size": 48, "workers": 0, "weights": "random.pth"}

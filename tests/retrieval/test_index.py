@@ -35,6 +35,7 @@ def test_exact_search_equals_evaluation(storage: str, kind: str, new_location) -
 
 
 @pytest.mark.parametrize(("storage", "kind"), APPROXIMATE)
+@pytest.mark.slow
 def test_approximate_search_measures_its_recall(storage: str, kind: str, new_location) -> None:
     items, queries = random_embeddings(1500), random_embeddings(100, seed=1).vectors
     centers = 5 * random_embeddings(20, seed=2).vectors  # clusters, as of a trained network

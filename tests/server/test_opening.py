@@ -35,6 +35,7 @@ def run(trained_run: Run, tmp_path: Path) -> Run:
     return Run.open(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_run_is_embedded_once(run: Run) -> None:
     reported = []
     first = opened(run.folder, reported=reported)
@@ -68,6 +69,7 @@ def test_moved_images(run: Run, photos: Path) -> None:
     assert size_of(space, 0) == (300, 200)
 
 
+@pytest.mark.slow
 def test_all_images_of_a_run(run: Run) -> None:
     space = opened(run.folder, split="all")
     assert space.name == "run, all images"
@@ -89,6 +91,7 @@ def test_images_of_a_run_and_uploads(run: Run) -> None:
         assert space.nearest(vector[None], 1)[0][0, 0] == number
 
 
+@pytest.mark.slow
 def test_proxies_of_a_run(run: Run) -> None:
     train = opened(run.folder, split="train")
     images = build.load_images(run.recipe)[0]
@@ -195,6 +198,7 @@ def test_invalid_file_is_one_line(tmp_path: Path, make: Callable[[Path], None], 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
     rows = Model(run).embed(build.load_images(run.recipe)[1])
     with pytest.raises(ValueError, match=r"a folder without recipe\.json or items\.sqlite"):

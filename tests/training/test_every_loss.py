@@ -34,6 +34,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return recipe, start.train(recipe, tmp_path_factory.mktemp(request.param) / "run")
 
 
+@pytest.mark.slow
 def test_every_trainable_parameter_moves_and_the_frozen_stay(undisturbed) -> None:
     recipe, run = undisturbed
     seed_everything(recipe.seed, verbose=False)
@@ -49,6 +50,7 @@ def test_every_trainable_parameter_moves_and_the_frozen_stay(undisturbed) -> Non
             assert torch.isfinite(after[name][key]).all(), key
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_end(undisturbed, tmp_path: Path) -> None:
     recipe, whole = undisturbed
     labels = hold_out(build.load_images(recipe)[0], recipe.held_out)[0].labels

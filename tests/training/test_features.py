@@ -73,6 +73,7 @@ def featured(recipe: Recipe, crops: int = 3) -> ImageList:
     return features.with_features(images, recipe, model, crops, nobody, nobody)
 
 
+@pytest.mark.slow
 def test_features_are_computed_once_for_all_seeds_and_losses(
     recipe: Recipe, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_features_of_crops(recipe: Recipe) -> None:
     [{"crop_scale": (0.5, 1.0)}, {"flip": False}, {"test_crop": 1.0}, {"image_size": 48}, {"classes": 3}],
     ids=lambda change: next(iter(change)),
 )
+@pytest.mark.slow
 def test_other_crops_and_images_give_another_file(recipe: Recipe, cache: Path, change: dict) -> None:
     featured(recipe)
     featured(recipe.changed(change))
@@ -135,6 +137,7 @@ def test_a_damaged_file_is_computed_again(recipe: Recipe, cache: Path, damage) -
     np.testing.assert_array_equal(featured(recipe).features, before)
 
 
+@pytest.mark.slow
 def test_broken_photo(recipe: Recipe, tmp_path: Path) -> None:
     images, _ = build.load_images(recipe)
     images.file(2).write_bytes(b"no photo")
@@ -161,6 +164,7 @@ def test_epochs_draw_different_crops() -> None:
     assert set(first) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_run_embeds_as_its_features(recipe: Recipe, tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run")
     images = featured(recipe)
@@ -170,6 +174,7 @@ def test_run_embeds_as_its_features(recipe: Recipe, tmp_path: Path) -> None:
     assert np.ptp(by_photos, axis=0).max() > 0.1  # which differ from photo to photo
 
 
+@pytest.mark.slow
 def test_the_frozen_network_is_scored_as_on_photos(recipe: Recipe, tmp_path: Path) -> None:
     by_features = train(recipe.changed({"baselines": True, "epochs": 1}), tmp_path / "features")
     by_photos = train(recipe.changed({"baselines": True, "epochs": 1, "feature_crops": 0}), tmp_path / "photos-run")
@@ -179,12 +184,14 @@ def test_the_frozen_network_is_scored_as_on_photos(recipe: Recipe, tmp_path: Pat
     assert by_features.scores["pixels"] == by_photos.scores["pixels"]
 
 
+@pytest.mark.slow
 def test_the_network_below_the_head_stays_as_pretrained(recipe: Recipe, tmp_path: Path) -> None:
     weights = train(recipe, tmp_path / "run").load_best()["model"]
     pretrained = torch.load(tmp_path / "weights.pth", weights_only=True)
     assert all(torch.equal(weights[f"trunk.{name}"], tensor) for name, tensor in pretrained.items())
 
 
+@pytest.mark.slow
 def test_resume_is_bit_exact(recipe: Recipe, tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass

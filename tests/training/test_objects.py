@@ -105,6 +105,7 @@ def test_own_network_images_and_loss(small: Recipe, images: Images, tmp_path: Pa
     assert run.scores["trained"]["classes"] == 6
 
 
+@pytest.mark.slow
 def test_resumed_run_with_objects_is_bit_exact(small: Recipe, images: Images, tmp_path: Path) -> None:
     def objects() -> dict:
         return {"network": build_network(), "data": images, "loss": CenterLoss}
@@ -144,6 +145,7 @@ def test_stages_of_own_network(
     assert not torch.equal(kept[1][moved], kept[2][moved])
 
 
+@pytest.mark.slow
 def test_loss_classes_of_another_library(small: Recipe, images: Images, tmp_path: Path) -> None:
     pml = pytest.importorskip("pytorch_metric_learning")
     from pytorch_metric_learning import losses, miners
@@ -257,6 +259,7 @@ class Pictures:
         self.ended = status
 
 
+@pytest.mark.slow
 def test_loggers_receive_scores_and_pictures(tiny: Recipe, tmp_path: Path) -> None:
     failing, pictures = Failing(), Pictures()
     with pytest.warns(UserWarning, match=r"Failing.log_metrics failed \(OSError: disk full\): training continues"):
@@ -269,6 +272,7 @@ def test_loggers_receive_scores_and_pictures(tiny: Recipe, tmp_path: Path) -> No
     assert (pictures.pictures, pictures.ended) == (["retrieval", "map"], "success")
 
 
+@pytest.mark.slow
 def test_csv_of_a_resumed_run_is_whole(tiny: Recipe, tmp_path: Path) -> None:
     from proxygml.training.loggers import make_logger
 

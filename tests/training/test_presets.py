@@ -79,6 +79,7 @@ class TestEveryValueIsThatOfThePaperOrItsCode:
 
 @pytest.mark.parametrize("name", PAPER)
 @pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")  # three classes are few for a ratio of .05
+@pytest.mark.slow
 def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tree = request.getfixturevalue({"cub": "cub_tree", "cars": "cars_tree", "sop": "sop_tree"}[preset(name).dataset])
     recipe = preset(name).changed(
@@ -106,6 +107,7 @@ def test_some_epochs_of_a_preset_on_a_miniature_tree(name: str, tmp_path: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
+@pytest.mark.slow
 def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
     assert preset("photos") == preset("cub-small").changed({"dataset": "folder", "cache": "runs/cache"})
     recipe = preset("cub-small").changed(
@@ -128,6 +130,7 @@ def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path
         assert torch.equal(parameter, after[name]) == (id(parameter) in frozen), name
 
 
+@pytest.mark.slow
 def test_second_epoch_trains_head_and_proxies(cub_tree: Path, tmp_path: Path) -> None:  # noqa: F811
     recipe = preset("paper-cub").changed(
         {"data": str(cub_tree), "weights": None, "epochs": 2, "workers": 0, "image_size": 64, "baselines": False}
@@ -156,6 +159,7 @@ def test_weights_that_cannot_be_found_say_which_file_to_get(
         start.train(recipe, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_published_weights_are_found(
     cub_tree: Path,  # noqa: F811
     tmp_path: Path,
@@ -175,6 +179,7 @@ def test_published_weights_are_found(
     assert note.endswith("bn_inception.pth, 0 missing, 0 unexpected")
 
 
+@pytest.mark.slow
 def test_broken_image(
     cub_tree: Path,  # noqa: F811
     tmp_path: Path,
@@ -190,6 +195,7 @@ def test_broken_image(
     assert Run.open(run.folder).log
 
 
+@pytest.mark.slow
 def test_the_genuine_annotations_give_the_published_counts() -> None:
     train_images, test_images = load("cars", genuine("annotations/Cars196"))
     assert (len(train_images), len(test_images)) == (8054, 8131)

@@ -20,6 +20,7 @@ def run(trained_run: Run, tmp_path: Path) -> Run:
     return Run.open(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_more_epochs_at_other_rates(run: Run) -> None:
     changes = {"epochs": 3, "learning_rate": 5e-3, "weight_decay": 0.5, "adam_epsilon": 1e-3}
     told = []
@@ -60,6 +61,7 @@ def test_fewer_epochs_than_trained_are_refused(run: Run) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.slow
 def test_run_of_a_gpu_continues_on_a_cpu(run: Run) -> None:
     (run.folder / "recipe.json").write_text(run.recipe.changed({"device": "cuda"}).to_json())
     with pytest.warns(UserWarning, match="this machine has no cuda: continuing on the CPU"):

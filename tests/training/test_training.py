@@ -97,6 +97,7 @@ def test_the_loss_falls_and_the_space_gets_better(tmp_path: Path) -> None:
     assert run.scores["trained"]["map_at_r"] > run.scores["untrained"]["map_at_r"]
 
 
+@pytest.mark.slow
 def test_same_seed_same_run(tiny: Recipe, tmp_path: Path) -> None:
     runs = [start.train(tiny.changed({"seed": seed}), tmp_path / str(n)) for n, seed in enumerate([3, 3, 4])]
     same_weights(runs[0].folder / "last.pt", runs[1].folder / "last.pt")
@@ -104,6 +105,7 @@ def test_same_seed_same_run(tiny: Recipe, tmp_path: Path) -> None:
         same_weights(runs[0].folder / "last.pt", runs[2].folder / "last.pt")
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_the_run(tiny: Recipe, tmp_path: Path) -> None:
     alone = start.train(tiny, tmp_path / "alone")
     with warnings.catch_warnings():
@@ -118,6 +120,7 @@ class TestAStoppedRun:
         return start.train(tiny, tmp_path / "undisturbed")
 
     @pytest.mark.parametrize("step", [2, 5, 10])  # in the first, second and third epoch
+    @pytest.mark.slow
     def test_goes_on_to_the_same_end(self, tiny: Recipe, tmp_path: Path, undisturbed: Run, step: int) -> None:
         with pytest.raises(PlugPulledError):
             start.train(tiny, tmp_path / "stopped", progress=stop_at(step))
@@ -131,6 +134,7 @@ class TestAStoppedRun:
         timeless = {"trained", "best_epoch"}
         assert {k: stopped.scores[k] for k in timeless} == {k: undisturbed.scores[k] for k in timeless}
 
+    @pytest.mark.slow
     def test_goes_on_to_the_same_end_with_sparse_gradients_too(self, tiny: Recipe, tmp_path: Path) -> None:
         recipe = tiny.changed({"sparse_gradient": True, "proxy_weight": 0.0, "links": 4})
         undisturbed = start.train(recipe, tmp_path / "undisturbed")
@@ -139,6 +143,7 @@ class TestAStoppedRun:
         start.resume(tmp_path / "stopped")
         same_weights(tmp_path / "stopped" / "last.pt", undisturbed.folder / "last.pt")
 
+    @pytest.mark.slow
     def test_truncated_checkpoint_falls_back(self, tiny: Recipe, tmp_path: Path, undisturbed: Run) -> None:
         with pytest.raises(PlugPulledError):
             start.train(tiny, tmp_path / "stopped", progress=stop_at(10))
@@ -149,12 +154,14 @@ class TestAStoppedRun:
         same_weights(path, undisturbed.folder / "last.pt")
         assert len(Run.open(tmp_path / "stopped").log) == 3
 
+    @pytest.mark.slow
     def test_that_was_finished_stays_as_it_is(self, undisturbed: Run) -> None:
         before = (undisturbed.folder / "last.pt").read_bytes()
         again = start.resume(undisturbed.folder)
         assert (undisturbed.folder / "last.pt").read_bytes() == before
         assert len(again.log) == 3
 
+    @pytest.mark.slow
     def test_with_a_damaged_best_takes_it_from_the_last_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
         run = start.train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
         before, scores = run.load_best(), run.scores["trained"]
@@ -163,6 +170,7 @@ class TestAStoppedRun:
         assert all(torch.equal(run.load_best()["model"][name], weights) for name, weights in before["model"].items())
         assert run.scores["trained"] == scores
 
+    @pytest.mark.slow
     def test_whose_best_epoch_is_lost_says_how_to_train_it_again(
         self, tiny: Recipe, tmp_path: Path, undisturbed: Run
     ) -> None:
@@ -181,6 +189,7 @@ class TestAStoppedRun:
         same_weights(folder / "model.safetensors", undisturbed.folder / "model.safetensors")
         assert Run(folder).scores["trained"] == undisturbed.scores["trained"]
 
+    @pytest.mark.slow
     def test_before_its_best_network_was_saved(
         self, tiny: Recipe, tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -229,6 +238,7 @@ class TestAStoppedRun:
         same_weights(stopped / "last.pt", whole / "last.pt")
 
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+    @pytest.mark.slow
     def test_by_a_signal_goes_on_to_the_same_end(self, tmp_path: Path, whole: Path, how: int) -> None:
         process = self.started(tmp_path / "killed")
         process.send_signal(how)
@@ -240,6 +250,7 @@ class TestAStoppedRun:
         assert len(Run.open(tmp_path / "killed").log) < 6
         self.assert_resumed_equals(whole, tmp_path / "killed")
 
+    @pytest.mark.slow
     def test_by_a_full_disk_says_so_in_one_line_and_goes_on(self, tmp_path: Path, whole: Path) -> None:
         """Once a checkpoint is there, no file of the process may grow beyond 300 kB, as if the disk were full."""
         folder = tmp_path / "full"
@@ -265,6 +276,7 @@ class TestHeldOutClasses:
         assert len(trained_on) + len(held_out) == len(images)
         assert hold_out(images, 0.55)[1].class_names == held_out.class_names
 
+    @pytest.mark.slow
     def test_are_none_where_fewer_than_ten_would_be(self, tiny: Recipe, tmp_path: Path) -> None:
         images, _ = load_images(tiny)
         for fraction in (0.0, 0.1, 0.5):
@@ -277,6 +289,7 @@ class TestHeldOutClasses:
         assert (run.scores["best_epoch"], run.scores["epoch_chosen_by"]) == (3, None)
         assert len(run.load_last()["loss"]["proxies"]) == 18
 
+    @pytest.mark.slow
     def test_epoch_is_one_line(self, tiny: Recipe, tmp_path: Path) -> None:
         told = []
         run = train(tiny.changed({"epochs": 2}), tmp_path / "run", progress=lambda *what: told.append(what))
@@ -287,6 +300,7 @@ class TestHeldOutClasses:
         assert re.fullmatch(rf"loss {run.log[0]['loss']:.3f}, {shown}, \d+ images/s, 0:\d\d:\d\d left", lines[0])
         assert lines[1].endswith("0:00:00 left")
 
+    @pytest.mark.slow
     def test_choose_the_best_epoch(self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The scores of held-out classes are made up here: the second epoch is to win, whatever the test says."""
         made_up = iter([0.2, 0.9, 0.5])
@@ -317,11 +331,13 @@ class TestHeldOutClasses:
         again = Model(run).embed(test_images)
         assert genuine(again.vectors, again.labels).to_json() == run.scores["trained"]
 
+    @pytest.mark.slow
     def test_can_be_left_out_so_that_the_last_epoch_stays(self, tiny: Recipe, tmp_path: Path) -> None:
         run = train(tiny.changed({"held_out": 0.0}), tmp_path / "run")
         assert run.scores["best_epoch"] == 3
         assert "held_out" not in run.log[0]
 
+    @pytest.mark.slow
     def test_paper_chooses_on_test_classes(self, tiny: Recipe, tmp_path: Path) -> None:
         run = train(tiny.changed({"held_out": 0.0, "tested_epochs": (1,)}), tmp_path / "run")
         assert ["test" in entry for entry in run.log] == [True, False, True]  # the last is always among them
@@ -329,6 +345,7 @@ class TestHeldOutClasses:
         assert run.scores["best_epoch"] == (1, 3)[int(np.argmax(scores))]
         assert run.scores["trained"]["map_at_r"] == pytest.approx(max(scores))
 
+    @pytest.mark.slow
     def test_last_epoch_is_kept(self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made_up = iter([0.9, 0.5, 0.1, 0.1])  # after each epoch, and at the end
         genuine = evaluator.evaluation.evaluate
@@ -349,6 +366,7 @@ class TestHeldOutClasses:
         assert (kept["best_epoch"], kept["scores"]["map_at_r"]) == (3, 0.1)
         assert [point["epoch"] for point in kept["curve"]] == [1, 2, 3]
 
+    @pytest.mark.slow
     def test_the_last_epoch_is_kept_against_held_out_classes_too(self, tiny: Recipe, tmp_path: Path) -> None:
         run = train(tiny.changed({"keep_epoch": "last"}), tmp_path / "run")
         assert run.scores["best_epoch"] == run.load_best()["epoch"] == 3
@@ -365,6 +383,7 @@ class TestNarrowing:
     def test_one_epoch_has_the_first_ratio(self) -> None:
         assert scheduled_links(self.RECIPE.changed({"epochs": 1}), 100, 0) == 1000
 
+    @pytest.mark.slow
     def test_every_epoch_is_trained_with_its_links(
         self, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -385,6 +404,7 @@ class TestNarrowing:
         same_weights(same.folder / "last.pt", plain.folder / "last.pt")
         assert run.log[0]["loss"] != plain.log[0]["loss"]
 
+    @pytest.mark.slow
     def test_a_stopped_run_goes_on_with_the_links_of_its_epoch(self, tiny: Recipe, tmp_path: Path) -> None:
         recipe = tiny.changed({"start_ratio": 1.0, "ratio": 0.2})
         undisturbed = train(recipe, tmp_path / "undisturbed")
@@ -403,6 +423,7 @@ class TestLearningRates:
         recipe = Recipe(schedule="cosine", epochs=10)
         assert [learning_rate_factor(recipe, epoch) for epoch in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
 
+    @pytest.mark.slow
     def test_of_network_and_proxies_are_logged_each_with_its_own(self, tiny: Recipe, tmp_path: Path) -> None:
         recipe = tiny.changed({"schedule": "steps", "decay": (1, 2), "learning_rate": 0.01})
         log = train(recipe, tmp_path / "run").log
@@ -411,6 +432,7 @@ class TestLearningRates:
 
 
 class TestTheOptimizer:
+    @pytest.mark.slow
     def test_moves_network_and_proxies(self, tiny: Recipe, tmp_path: Path) -> None:
         seed_everything(tiny.seed, verbose=False)
         model = build.build_model(tiny)
@@ -436,6 +458,7 @@ class TestTheOptimizer:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         assert {id(p) for p in held} == {id(p) for p in [*model.parameters(), *loss.parameters()]}
 
+    @pytest.mark.slow
     def test_leaves_frozen_stages_alone(self, tiny: Recipe, tmp_path: Path) -> None:
         recipe = tiny.changed({"epochs": 1, "frozen": ("block1", "block2")})
         seed_everything(recipe.seed, verbose=False)
@@ -445,6 +468,7 @@ class TestTheOptimizer:
         assert still == {name for name in before if name.startswith(("trunk.block1", "trunk.block2"))}
 
 
+@pytest.mark.slow
 def test_warm_up_trains_head_and_proxies_only(tiny: Recipe, tmp_path: Path) -> None:
     recipe = tiny.changed({"epochs": 1, "warmup": (0,)})
     run = train(recipe, tmp_path / "run")
@@ -457,6 +481,7 @@ def test_warm_up_trains_head_and_proxies_only(tiny: Recipe, tmp_path: Path) -> N
         assert moved == (name.startswith("head") or is_statistic), name
 
 
+@pytest.mark.slow
 def test_frozen_batch_norm(tiny: Recipe, tmp_path: Path) -> None:
     run = train(tiny.changed({"epochs": 1, "freeze_batch_norm": True}), tmp_path / "run")
     weights = run.load_last()["model"]
@@ -491,11 +516,13 @@ def test_a_place_that_cannot_be_written_is_named(tiny: Recipe) -> None:
         start.train(tiny, Path("/proc/nowhere"))
 
 
+@pytest.mark.slow
 def test_one_dimension_is_plotted(tiny: Recipe, tmp_path: Path) -> None:
     run = start.train(tiny.changed({"embedding_dim": 1, "epochs": 1}), tmp_path / "run")
     assert (run.folder / "map.png").exists()
 
 
+@pytest.mark.slow
 def test_without_a_test_nobody_looks_at_the_test_classes(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +540,7 @@ def test_without_a_test_nobody_looks_at_the_test_classes(
     assert not (run.folder / "retrieval.png").exists()
 
 
+@pytest.mark.slow
 def test_frozen_backbone_is_scored_without_head(tiny: Recipe, tmp_path: Path) -> None:
     run = start.train(tiny.changed({"baselines": True, "epochs": 1}), tmp_path / "run")
     seed_everything(tiny.seed, verbose=False)
@@ -526,6 +554,7 @@ def test_frozen_backbone_is_scored_without_head(tiny: Recipe, tmp_path: Path) ->
     assert run.scores["untrained"]["map_at_r"] == pytest.approx(expected["map_at_r"])
 
 
+@pytest.mark.slow
 def test_cache_is_filled_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         for copy in range(3):
@@ -559,6 +588,7 @@ def poisoned_loss(monkeypatch: pytest.MonkeyPatch, poisoned: Callable[[int], boo
     monkeypatch.setattr(build, "build_loss", build_poisoned)
 
 
+@pytest.mark.slow
 def test_nan_gradient_skips_the_step(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned_loss(monkeypatch, lambda step: step in (2, 3))
     told = []
