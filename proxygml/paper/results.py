@@ -14,7 +14,16 @@ from typing import NamedTuple
 from scipy import stats
 
 from proxygml import losses
-from proxygml.files import CHECKSUM, atomic_write, locked, one_line, parse_json, verify_checksum, with_checksum
+from proxygml.files import (
+    CHECKSUM,
+    atomic_write,
+    locked,
+    one_line,
+    parse_json,
+    require_file,
+    verify_checksum,
+    with_checksum,
+)
 from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe
 
@@ -159,7 +168,7 @@ def load_runs(path: Path, *, any_record: bool = False) -> list[dict]:
     if not path.exists():
         return []
     try:
-        runs = parse_json(path.read_bytes())
+        runs = parse_json(require_file(path).read_bytes())
         if not (isinstance(runs, list) and all(_is_record(run, any_record=any_record) for run in runs)):
             raise ValueError("no list of runs")
         if any(CHECKSUM in run for run in runs) and not all(CHECKSUM in run for run in runs):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,12 @@ def test_runs_are_found_by_fingerprint(tmp_path: Path) -> None:
     save_runs(results_file(tmp_path, "ratio", "glyphs"), [run("b", 0, 0.6) | {"fingerprint": "two"}])
     save_runs(results_file(tmp_path, "ratio", "omniglot"), [run("c", 0, 0.7) | {"fingerprint": "three"}])
     assert {run["fingerprint"] for run in known_runs(tmp_path, "glyphs")} == {"one", "two"}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "glyphs.json")
+    with pytest.raises(ValueError, match=r"glyphs\.json is damaged .*is a pipe or device.*restore it, or move it away"):
+        load_runs(tmp_path / "glyphs.json")
 
 
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
