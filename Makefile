@@ -16,8 +16,9 @@ CONSTRAINTS := constraints$(shell $(PYTHON) -c '$(OLD)' 2>/dev/null).txt
 BIN := $(VENV)/bin
 QUICK ?=
 QUICK_OPTIONS := $(if $(QUICK),--classes 60 --epochs 8)
-# One process per core, each with one thread: threads that share a core wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# One process per core, each with one thread: threads that share a core wait for each other. Compiled modules are kept:
+# the tests start many processes.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: run test check lint format bench audit fuzz docs dist smoke setup clean
 
