@@ -25,7 +25,7 @@ def paper(
     only: tuple[str, ...] = (),
     protocol: Literal["paper", "fair"] = "paper",
     jobs: int | None = None,
-    executor: Literal["local", "ray", "slurm"] = "local",
+    executor: Literal["local", "slurm"] = "local",
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None,
     workers: int | None = None,
     runs: int | None = None,
@@ -55,8 +55,8 @@ def paper(
         protocol: As the setting has it, without tuning; or fair: settings are chosen on held-out training classes, with
             equal trials for all, and test classes are scored once.
         jobs: Runs at a time (default: one for each GPU, or for each core without GPUs, where the queue runs one).
-        executor: Where to run: on this machine, on a Ray cluster (RAY_ADDRESS) or as SLURM jobs
-            (SBATCH_PARTITION and what else sbatch reads from its environment).
+        executor: Where to run: on this machine, or as SLURM jobs (SBATCH_PARTITION and what else sbatch reads from its
+            environment).
         precision: Of all runs (default: that of the dataset's recipe). Finished runs stay, whatever their precision.
         workers: Processes of each run that decode images (default: those of the recipe).
         runs: Stop the queue after so many runs.

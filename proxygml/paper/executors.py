@@ -1,42 +1,36 @@
-"""Executors of an experiment's runs: processes on this machine, a Ray cluster, or SLURM.
+"""Executors of an experiment's runs: processes on this machine, or SLURM.
 
 Results are the same. Every machine of a cluster needs this package, the data and the working folder at the same paths.
 """
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from proxygml.display import Progress
 from proxygml.optional import library
+from proxygml.paper.results import without_paths
+from proxygml.training import build
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import machine
+from proxygml.training.run import Run, machine, provenance
 
 Measure = Callable[[Recipe, Path], dict]
+Started = tuple[Mapping[str, Future], type[Exception]]  # by name; the error that `result` raises for a lost process
 DAY = 24 * 60  # minutes
-
-
-class Task(Protocol):
-    """A running or waiting run."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> dict: ...
-
-
-Started = tuple[Mapping[str, Task], type[Exception]]  # tasks by name; the error that `result` raises for a lost process
 
 
 @dataclass(frozen=True)
@@ -52,16 +46,6 @@ class Executor:
         if self.kind != "local" and self.jobs is not None:
             raise ValueError(f"--jobs is for this machine: {self.kind} starts as many runs as it has room for")
 
-    def start(
-        self, measure: Measure, recipes: Mapping[str, Recipe], work: Path, *, alone: bool
-    ) -> AbstractContextManager[Started]:
-        """Context that calls `measure(recipe, work / name)` for each recipe; leaving it early stops them all."""
-        if self.kind == "ray":
-            return on_ray(measure, recipes, work)
-        if self.kind == "slurm":
-            return on_slurm(measure, recipes, work)
-        return on_this_machine(measure, recipes, work, jobs=self.parallel, alone=alone)
-
     @property
     def parallel(self) -> int:
         return self.jobs or len(_gpus()) or os.cpu_count() or 1
@@ -75,6 +59,57 @@ class Executor:
         """The recipe with the precision and workers of this executor."""
         changes = {"precision": self.precision, "workers": self.workers}
         return recipe.changed({name: value for name, value in changes.items() if value is not None})
+
+
+def finished(
+    recipes: Mapping[str, Recipe],
+    measure: Measure,
+    *,
+    work: Path,
+    executor: Executor,
+    progress: Progress,
+    activity: str = "training",
+    alone: bool = False,
+) -> Generator[tuple[str, dict], None, None]:
+    """The result of `measure(recipe, work / name)` for each recipe, by name, as soon as it is known.
+
+    `alone` gives each a new process. To close the generator ends them.
+    """
+    recipes = {name: executor.run_recipe(recipe) for name, recipe in recipes.items()}
+    for data, recipe in {recipe.data: recipe for recipe in recipes.values()}.items():
+        if data is not None:
+            build.load_images(recipe)  # data that no run can read is reported once, before the first run
+    made_by = provenance() | executor.to_json()
+    made_by["command"] = without_paths(str(made_by["command"]))
+    total, epochs_done = sum(recipe.epochs for recipe in recipes.values()), 0
+    failed: list[str] = []
+    if executor.kind == "slurm":
+        started = on_slurm(measure, recipes, work)
+    else:
+        started = on_this_machine(measure, recipes, work, jobs=executor.parallel, alone=alone)
+    with started as (tasks, lost):
+        waiting = dict(tasks)
+        while waiting:
+            time.sleep(0.2)
+            for name in [name for name, task in waiting.items() if task.done()]:
+                recipe = recipes[name]
+                epochs_done += recipe.epochs
+                try:
+                    outcome = waiting.pop(name).result()
+                except lost as error:
+                    *_, last_line = str(error).strip().split("\n")  # the message may be a traceback
+                    outcome = {"failed": f"it ended without a result ({last_line})"}
+                if "failed" in outcome:  # the other runs continue
+                    failed.append(f"{recipe.loss} with seed {recipe.seed}: {outcome['failed']}")
+                    continue
+                on = {"machine": outcome.pop("machine")}
+                yield name, outcome | {"made_by": made_by | on}
+                shutil.rmtree(work / name, ignore_errors=True)
+            under_way = sum(len(Run(work / name).log) for name in waiting)
+            ended = f"{len(recipes) - len(waiting)} of {len(recipes)} runs"
+            progress(activity, epochs_done + under_way, total, ended)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(recipes)} runs failed, first {failed[0]}")
 
 
 @contextmanager
@@ -100,25 +135,6 @@ def on_this_machine(
                     process.terminate()
                     process.join()  # it uses its folder until it has ended
             raise
-
-
-@contextmanager
-def on_ray(measure: Measure, recipes: Mapping[str, Recipe], work: Path) -> Iterator[Started]:
-    """The Ray cluster at RAY_ADDRESS, or a local one. A run that loses its worker resumes on another."""
-    ray = library("ray", extra="cluster", user="--executor ray")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would send reports to its developers
-    ray.init(logging_level="ERROR", log_to_driver=False)
-    try:
-        most = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        tasks = {}
-        for name, recipe in recipes.items():
-            cores = min(1 + recipe.workers, most)
-            remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=3)(attempt)
-            tasks[name] = remote.remote(measure, recipe, work.resolve() / name, 1, Path.cwd()).future()
-        yield tasks, ray.exceptions.RayError
-    finally:
-        ray.shutdown()  # and its running tasks
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from proxygml.display import Progress
 from proxygml.files import locked
 from proxygml.paper import find
-from proxygml.paper.executors import Executor
-from proxygml.paper.processes import finished
+from proxygml.paper.executors import Executor, finished
 from proxygml.paper.results import (
     add_runs,
     fingerprint,

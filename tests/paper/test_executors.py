@@ -1,9 +1,6 @@
-"""Runs on a cluster find what they find on this machine: on Ray's own processes, and with stand-ins for SLURM."""
+"""Runs on a cluster, with stand-ins for the commands of SLURM, and runs in processes of this machine."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,16 +8,12 @@ import pytest
 import torch
 
 from proxygml.cli import main
-from proxygml.paper import running
-from proxygml.paper.executors import Executor, on_slurm
-from proxygml.paper.processes import finished
+from proxygml.paper.executors import Executor, finished, on_slurm
 from proxygml.paper.settings import SETTINGS
 from proxygml.training.recipe import Recipe
-from tests.paper.conftest import run_in_this_process
 
 pytestmark = pytest.mark.slow
 
-RESULTS = Path("runs/quick/lambda/glyphs.json")
 STAND_INS = {  # for a cluster of one machine, on which the jobs of an array run one after another
     "sbatch": """
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$1")
@@ -36,60 +29,6 @@ for i in 0 1 2; do echo "7_$i|RUNNING|here"; done""",
     "scancel": """
 echo "$@" >> "$CANCELLED" """,
 }
-
-
-def known() -> list[tuple]:
-    """What the runs so far have outcomes, without times."""
-    runs = running.load_runs(RESULTS)
-    outcomes = [(run["fingerprint"], run["scores"], [point["recall@1"] for point in run["curve"]]) for run in runs]
-    return sorted(outcomes, key=lambda run: run[0])
-
-
-def workers(folder: Path) -> list[int]:
-    """Ray's processes that are at work on a run in this folder."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [pid for pid in pids if _works_in(pid, folder)]
-
-
-def _works_in(pid: int, folder: Path) -> bool:
-    try:
-        process = Path(f"/proc/{pid}")
-        return (process / "cmdline").read_bytes().startswith(b"ray::attempt") and (process / "cwd").samefile(folder)
-    except OSError:  # it has ended
-        return False
-
-
-def an_epoch_is_done() -> bool:
-    try:
-        return any(log.stat().st_size for log in Path("runs/quick").glob("*/log.jsonl"))
-    except FileNotFoundError:  # of a run that has just been finished
-        return True
-
-
-@pytest.mark.timeout(600)
-def test_ray_survives_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "ray")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # they would wait for whatever else is tested at the same time
-    some = ["paper", "lambda", "--quick", "--only", "lambda 0", "lambda 0.3"]
-    command = [sys.executable, "-m", "proxygml", *some, "--executor", "ray"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while not an_epoch_is_done() or not (at_work := workers(tmp_path / "ray")):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-    os.kill(at_work[0], signal.SIGKILL)
-    _, said = process.communicate(timeout=500)
-    assert process.returncode == 0, said
-    on_ray, by = known(), {run["made_by"]["executor"] for run in running.load_runs(RESULTS)}
-    assert by == {"ray"}
-
-    monkeypatch.chdir(tmp_path / "here")
-    run_in_this_process(monkeypatch)
-    main.main(some)
-    assert on_ray == known()
-    assert len(on_ray) == 2
 
 
 @pytest.fixture
@@ -141,8 +80,8 @@ def test_slurm_jobs_are_canceled_when_the_command_is_stopped(slurm: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cost", "--executor", "ray"], "cost is measured on one machine: leave out --executor ray"),
-        (["lambda", "--executor", "ray", "--jobs", "2"], "--jobs is for this machine: ray starts as many runs"),
+        (["cost", "--executor", "slurm"], "cost is measured on one machine: leave out --executor slurm"),
+        (["lambda", "--executor", "slurm", "--jobs", "2"], "--jobs is for this machine: slurm starts as many runs"),
         (["lambda", "--executor", "slurm"], "SLURM is not available here"),
     ],
 )
