@@ -39,7 +39,7 @@ def references(runs: list[dict]) -> Results:
     return Results.of([*({**run, "row": FROZEN, "scores": run["frozen"]} for run in runs), *runs], (FROZEN, HEAD))
 
 
-EXPERIMENT = Experiment(
+FROZEN_NETWORK = Experiment(
     rows=rows,
     table=lambda results, dataset: scores_table(references(results.rows[HEAD]), "not trained, or only a head"),
     draw=lambda results, figure: draw_recall(references(results.rows[HEAD]), figure),

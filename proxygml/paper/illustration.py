@@ -169,7 +169,7 @@ def claims(results: Results, dataset: str) -> Claims:
     }
 
 
-EXPERIMENT = Experiment(
+ILLUSTRATION = Experiment(
     rows=lambda base: {"proxygml": base.changed({"tested_epochs": (), "held_out": 0.0, "test": False})},
     table=table,
     draw=draw,

@@ -7,7 +7,7 @@ import pytest
 
 from proxygml import losses
 from proxygml.cli import main
-from proxygml.paper import EXPERIMENTS, comparison, executors, find, methods, modules, proxies, running
+from proxygml.paper import EXPERIMENTS, ablations, comparison, executors, find, methods, running
 from proxygml.paper.executors import Executor
 from proxygml.paper.rendering import Section
 from proxygml.paper.report import report
@@ -113,7 +113,7 @@ def test_run_of_another_recipe_is_kept(tmp_path: Path, monkeypatch, capsys) -> N
 
 class TestRows:
     def test_the_eight_rows_of_table_1_are_all_different(self) -> None:
-        rows = modules.rows(PRESETS["paper-cars"][1])
+        rows = ablations.module_rows(PRESETS["paper-cars"][1])
         assert len({fingerprint(recipe) for recipe in rows.values()}) == 8
         full = rows["8 all three"]
         assert (full.positive_mask, full.mask_softmax, full.proxy_weight) == (True, True, 0.3)
@@ -134,7 +134,7 @@ class TestRows:
 
     def test_experiments_share_runs(self) -> None:
         base = SETTINGS["glyphs"].recipe
-        full = fingerprint(modules.rows(base)["8 all three"])
+        full = fingerprint(ablations.module_rows(base)["8 all three"])
         assert full == fingerprint(comparison.rows(base)["proxygml"])
         assert full == fingerprint(find("proxies").rows(base)["N 12, r 0.05"])
         assert full == fingerprint(find("lambda").rows(base)["lambda 0.3"])
@@ -243,7 +243,7 @@ class TestClaims:
         assert claims[f"{without} mask softmax"]["NMI"] == "no significant difference (+0.0 ± 0.0)"
 
     def test_the_best_number_of_proxies_is_named(self) -> None:
-        claims = proxies.claims(made_up("proxies", {"N 4, r 0.5": 0.9, "N 12, r 1": 0.8}), "glyphs")
+        claims = ablations.proxies_claims(made_up("proxies", {"N 4, r 0.5": 0.9, "N 12, r 1": 0.8}), "glyphs")
         assert claims["at r = 0.5, N = 12 is best"]["R@1"].startswith("N 4, r 0.5 is: **does not hold** (-40.0")
         assert claims["at r = 1, N = 12 is best"]["R@1"] == "holds (highest mean)"
 
@@ -271,9 +271,9 @@ class TestClaims:
         # Of r = 0.05 the scores lie 10 points apart, of r = 0.5 30, of r = 1 as far as of r = 0.05; two seeds each.
         scores = {"N 1, r 0.05": 0.6, "N 1, r 0.5": 0.8, "N 20, r 1": 0.4}
         results = made_up("proxies", scores)
-        spread = results.spread([proxies.named(number, 0.5) for number in proxies.NUMBERS], "recall@1")
+        spread = results.spread([ablations.named(number, 0.5) for number in ablations.NUMBERS], "recall@1")
         assert spread == {0: pytest.approx(30), 1: pytest.approx(30)}
-        claims = proxies.claims(results, "cars-head")
+        claims = ablations.proxies_claims(results, "cars-head")
         assert claims["r = 0.05 is more stable over N than r = 0.5"]["R@1"] == "holds (+20.0 ± 0.0)"
         assert claims["r = 0.05 is more stable over N than r = 1"]["R@1"].startswith("no significant difference")
 

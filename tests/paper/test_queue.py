@@ -47,7 +47,7 @@ def shrink(patch: pytest.MonkeyPatch) -> None:
     run_in_this_process(patch)
     for name in ROWS:
         patch.setitem(sys.modules, f"proxygml.paper.{name}", experiment(name))
-        patch.setitem(proxygml.paper.EXPERIMENTS, name, Entry(name, "nowhere", name))
+        patch.setitem(proxygml.paper.EXPERIMENTS, name, Entry(f"{name}.EXPERIMENT", "nowhere", name))
     patch.setattr(queue, "TIERS", ((("first", ON),), (("second", ON), ("third", ON))))
     patch.setitem(settings.QUICK, "epochs", EPOCHS)
 

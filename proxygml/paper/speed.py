@@ -1,4 +1,4 @@
-"""Time and memory of a training step of each method relative to ProxyGML, measured one after another."""
+"""How fast several methods learn, and what a training step of each costs."""
 
 import math
 import resource
@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from proxygml.paper.comparison import every_method
-from proxygml.paper.convergence import time_to_converge
+from proxygml.paper.comparison import alike, every_method, variants
 from proxygml.paper.drawing import draw_ranges, starred
 from proxygml.paper.experiment import Experiment
 from proxygml.paper.results import Claims, Range, Results
@@ -17,6 +16,69 @@ from proxygml.paper.running import summary
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 from proxygml.training.start import train
+
+METHODS = ("proxygml", "softtriple", "proxy-nca", "proxy-anchor", "ms", "margin", "semihard", "hdml")
+NEARLY = 0.95  # fraction of a run's highest Recall@1
+
+
+def time_to_converge(run: dict) -> dict:
+    """The first point of the curve with nearly the highest Recall@1."""
+    highest = max(point["recall@1"] for point in run["curve"])
+    return next(point for point in run["curve"] if point["recall@1"] >= NEARLY * highest)
+
+
+def convergence_table(results: Results, dataset: str) -> Table:
+    rows = []
+    for name, runs in results.rows.items():
+        points = [time_to_converge(run) for run in runs]
+        epoch, seconds = (statistics.mean(point[key] for point in points) for key in ("epoch", "seconds"))
+        rows.append((starred(name), str(results.range(name, "recall@1")), f"{epoch:.1f}", f"{seconds:.0f}"))
+    return Table(("method", "R@1", f"epochs to {NEARLY:.0%} of the highest", "seconds to there"), tuple(rows))
+
+
+def convergence_draw(results: Results, figure: Figure) -> None:
+    for axis, key, label in zip(
+        figure.subplots(1, 2, sharey=True), ("epoch", "seconds"), ("epoch", "seconds of training"), strict=True
+    ):
+        for name, runs in results.rows.items():
+            points = list(zip(*(run["curve"] for run in runs), strict=False))  # the same epoch of all seeds
+            across = [statistics.mean(point[key] for point in same) for same in points]
+            heights = [100 * statistics.mean(point["recall@1"] for point in same) for same in points]
+            axis.plot(across, heights, marker=".", linewidth=3 if name == "proxygml" else 1.2, label=starred(name))
+        axis.set(xlabel=label)
+    figure.axes[0].set(ylabel="Recall@1 on test classes, %")
+    figure.axes[1].legend()
+
+
+def convergence_claims(results: Results, dataset: str) -> Claims:
+    def mean_seconds(name: str) -> float:
+        return statistics.mean(time_to_converge(run)["seconds"] for run in results.rows[name])
+
+    if "proxygml" not in results.rows:
+        return {}
+    ours = mean_seconds("proxygml")
+    others = [name for name in METHODS if name in results.rows and name not in ("proxygml", "proxy-nca")]
+    return {
+        f"ProxyGML converges faster than {name}": {
+            "time": ("holds" if mean_seconds(name) > ours else "**does not hold**")
+            + f" ({mean_seconds(name) / ours:.2f} times ours)"
+        }
+        for name in others
+    } | {f"ProxyGML ends higher than {name}": results.verdicts("proxygml", name) for name in others}
+
+
+CONVERGENCE = Experiment(
+    rows=lambda base: {name: alike(base, name) for name in METHODS} | variants(base),
+    table=convergence_table,
+    draw=convergence_draw,
+    claims=convergence_claims,
+    every_epoch=True,
+    compares_times=True,
+    partial_claims=True,
+)
+
+
+# Supplement, Table 1
 
 MEASURED = {"step_seconds": "time of a step", "convergence_seconds": "time to converge", "memory_mb": "memory"}
 PAPER = {  # seconds of a step, hours to convergence, GB; Cars196 on a TITAN Xp
@@ -51,7 +113,7 @@ def _ratio(results: Results, name: str, key: str) -> Range:
     return Range(statistics.median(multiples), spread)
 
 
-def table(results: Results, dataset: str) -> Table:
+def cost_table(results: Results, dataset: str) -> Table:
     rows = []
     for name, runs in results.rows.items():
         milliseconds = 1000 * statistics.median(run["step_seconds"] for run in runs)
@@ -63,14 +125,14 @@ def table(results: Results, dataset: str) -> Table:
     return Table(("method", "ms a step", *columns, *(f"paper: {what}" for what in MEASURED.values())), tuple(rows))
 
 
-def draw(results: Results, figure: Figure) -> None:
+def cost_draw(results: Results, figure: Figure) -> None:
     for axis, (key, label) in zip(figure.subplots(1, 3, sharey=True), MEASURED.items(), strict=True):
         ratios = {starred(name): _ratio(results, name, key) for name in results.rows}
         draw_ranges(axis, ratios, f"{label},\nratio to ProxyGML")
         axis.axvline(1, color="#4d4d4d", linewidth=1)
 
 
-def claims(results: Results, dataset: str) -> Claims:
+def cost_claims(results: Results, dataset: str) -> Claims:
     def judged(here: float, theirs: float) -> str:
         """Whether a method takes more than ProxyGML, or less, as in the paper."""
         return ("holds in kind" if (here > 1) == (theirs > 1) else "**does not hold**") + f" (here {here:.2f} times)"
@@ -85,13 +147,13 @@ def claims(results: Results, dataset: str) -> Claims:
     }
 
 
-EXPERIMENT = Experiment(
+COST = Experiment(
     remark="All methods use the same batch size and nothing else runs. Times to converge are of these runs, "
     "those in the section convergence of other runs.",
     rows=every_method,
-    table=table,
-    draw=draw,
-    claims=claims,
+    table=cost_table,
+    draw=cost_draw,
+    claims=cost_claims,
     measure=measure,
     every_epoch=True,
     compares_times=True,
