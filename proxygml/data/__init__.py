@@ -4,14 +4,12 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from PIL import Image
 
 from proxygml.data.decoding import open_image
 from proxygml.data.lazy import LazyImages
-from proxygml.data.names import Names
 from proxygml.files import unknown_name
 
 
@@ -46,8 +44,6 @@ class ImageList:
                 f"{len(self.class_names)} classes, got {len(present)} different labels"
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
-        if not isinstance(self.paths, Names):
-            object.__setattr__(self, "paths", Names(self.paths))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -74,7 +70,7 @@ class ImageList:
         classes, labels = np.unique(self.labels[indices], return_inverse=True)
         return replace(
             self,
-            paths=cast(Names, self.paths).take(indices),
+            paths=[self.paths[index] for index in indices],
             labels=labels,
             class_names=tuple(self.class_names[c] for c in classes),
             pixels=None if self.pixels is None else self.pixels[indices],

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from proxygml.data import ImageList
 from proxygml.data.lazy import LazyImages
-from proxygml.data.names import Names
 
 MIN_HELD_OUT = 10  # classes; fewer choose the best epoch by chance
 Class = TypeVar("Class", str, int)  # a name or an id
@@ -54,10 +54,9 @@ def split_images(
             f"{root}: expected training images and test images, got {len(paths) - tests} and {tests}: "
             "the list is truncated or has only one split"
         )
-    paths = paths if isinstance(paths, Names) else Names(paths)
     train, test = (
-        image_list(paths.take(indices), [classes[i] for i in indices.tolist()], root=root, class_names=class_names)
-        for indices in (np.flatnonzero(np.equal(is_test, side)) for side in (False, True))
+        image_list(list(compress(paths, chosen)), list(compress(classes, chosen)), root=root, class_names=class_names)
+        for chosen in (np.logical_not(is_test), is_test)
     )
     return train, test
 

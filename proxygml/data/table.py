@@ -1,12 +1,12 @@
 """Images listed in your own CSV or parquet file with the columns path, label and optionally split."""
 
 import csv
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proxygml.data import ImageList
 from proxygml.data.lists import open_text, path_below, quote
-from proxygml.data.names import Names
 from proxygml.data.splits import split_by_class, split_images
 from proxygml.files import MAX_EXPANSION, MAX_UNPACKED, one_line
 
@@ -26,9 +26,8 @@ def load(table: Path, *, root: Path | None = None, test_fraction: float = 0.5) -
         raise FileNotFoundError(f"no table {table}: expected a CSV or parquet file, see docs/datasets.md")
     root = table.parent if root is None else Path(root)
     read_rows = _read_parquet if table.suffix.lower() in (".parquet", ".pq") else _read_csv
-    paths, classes = Names(), []
-    seen: set[int] = set()  # hashes of the paths, which take less memory
-    interned: dict[str, str] = {}  # one object per class name, to save memory
+    paths, classes = [], []
+    seen: set[str] = set()
     is_test: list[bool] = []
     file_name = table.name  # computed once: pathlib parses it at every access
     for row, path, label, split in read_rows(table):
@@ -41,11 +40,11 @@ def load(table: Path, *, root: Path | None = None, test_fraction: float = 0.5) -
             if split not in ("train", "test"):
                 raise ValueError(f"{where}: expected split train or test, got {quote(split)}")
             is_test.append(split == "test")
-        if hash(path) in seen and path in paths:  # it would be its own nearest neighbor and raise every score
+        if path in seen:  # it would be its own nearest neighbor and raise every score
             raise ValueError(f"{where}: {quote(path)} is in an earlier row too, list every image once")
-        seen.add(hash(path))
+        seen.add(path)
         paths.append(path)
-        classes.append(interned.setdefault(label, label))
+        classes.append(sys.intern(label))  # one object per class saves memory
     if not paths:
         raise ValueError(f"{table} lists no images: expected a header and a row for each image")
     if not is_test:

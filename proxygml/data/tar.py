@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +23,6 @@ from PIL import Image
 
 from proxygml.data import ImageList, open_image
 from proxygml.data.folder import SUFFIXES
-from proxygml.data.names import Names
 from proxygml.data.splits import split_by_class
 from proxygml.files import atomic_write, cache_folder, one_line, parse_json, require_file
 
@@ -47,12 +47,11 @@ def load(root: str | Path, *, test_fraction: float = 0.5) -> tuple[ImageList, Im
     folder, files = (root, sorted(root.glob("*.tar"))) if root.is_dir() else (root.parent, [root])
     if not files or not files[0].is_file() or files[0].suffix != ".tar":
         raise FileNotFoundError(f"no tar files in {root}: expected file names that end in .tar")
-    paths, classes = Names(), []
-    interned: dict[str, str] = {}  # one object per class name, to save memory
+    paths, classes = [], []
     for file in files:
         for name, offset, size, label in list_images(file):
             paths.append(f"{file.name}/{name}@{offset}+{size}")
-            classes.append(interned.setdefault(label, label))
+            classes.append(sys.intern(label))  # one object per class saves memory
     if not classes:
         raise ValueError(f"no images in {root}: expected members that end in {' '.join(SUFFIXES)}")
     train, test = split_by_class(paths, classes, test_fraction, root=folder)
