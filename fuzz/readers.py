@@ -148,7 +148,7 @@ def write_sent(given: bytes, folder: Path) -> None:
 
 def read_images(images: ImageList) -> None:
     """Look for problems as training does; what passes must not fail afterwards."""
-    usable = np.setdiff1d(np.arange(len(images)), [each.index for each in find_problems(images, decode=True)])
+    usable = np.setdiff1d(np.arange(len(images)), [each.index for each in find_problems(images)])
     try:
         for place in usable[:3].tolist():
             Crops(images.open, images.labels, size=16)[place]

@@ -99,7 +99,7 @@ class Model:
         A large JPEG that is decoded already (`load`, `convert`) gets a slightly different vector than its file.
         """
         paths = [str(image) for image in images if not isinstance(image, Image.Image)]
-        for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)]), decode=True):
+        for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)])):
             raise ValueError(f"{problem.path} cannot be read: {problem.reason}")
 
         def open_one(index: int) -> Image.Image:

@@ -46,7 +46,7 @@ def datasets(
         output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images")
         with show_progress() as progress:
             report = counter(progress, f"opening {split} images")
-            problems = find_problems(images, decode=True, progress=report)
+            problems = find_problems(images, progress=report)
         findings += [f"{in_one_line(problem.path)}: {problem.reason}" for problem in problems]
     for finding in findings[:MAX_FINDINGS]:
         output.print(finding)

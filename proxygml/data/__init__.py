@@ -113,14 +113,14 @@ def load(
     if name == "glyphs":
         if root is not None:
             raise ValueError(f"glyphs are drawn and need no --data, got {root}: name the --dataset it belongs to")
-        both = module.load(size=size, classes=classes)
+        both = module.load(size=size)
     elif root is None:
         what = {"folder": "a folder of your images", "table": "your table of images"}.get(name, f"the folder of {name}")
         raise ValueError(f"expected {what} as --data: see docs/datasets.md")
     else:
         options = {"test_fraction": test_fraction} if name in ("folder", "table", "tar") else {}
         both = module.load(Path(root), **options)
-    return limit_images(both, classes=None if name == "glyphs" else classes, max_class_size=max_class_size)
+    return limit_images(both, classes=classes, max_class_size=max_class_size)
 
 
 def limit_images(

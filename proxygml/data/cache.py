@@ -5,12 +5,10 @@ new copy, several runs can share a folder, and a run continues with the copies o
 """
 
 import hashlib
-import re
 import shutil
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +52,7 @@ class Cache:
     ) -> list[Problem]:
         """Make the missing copies and return the unreadable images, as `find_problems` does.
 
-        If the folder would exceed `max_bytes`, the oldest copies of other photos are deleted. Photos that still do not
-        fit are decoded in every epoch, as without a cache.
+        Photos whose copies do not fit in a folder of `max_bytes` are decoded in every epoch, as without a cache.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,29 +60,32 @@ class Cache:
             raise ValueError(
                 f"expected a folder for the cache, got {self.folder}, which is or is below a file"
             ) from error
-        needed = set()
-        for index in range(len(images)):
-            with suppress(OSError):  # find_problems reports missing files
-                needed.add(self.copy_path(images.file(index)))
-        budget = _Budget(self.folder, max_bytes, needed)
+        existing = {path.name: path.stat().st_size for path in self.folder.glob("*.npy")}
+        left = min(max_bytes - sum(existing.values()), shutil.disk_usage(self.folder).free - SPARE_BYTES)
+        refused, lock = 0, threading.Lock()  # several threads decode
 
         def keep(index: int, image: Image.Image) -> None:
+            nonlocal left, refused
             copy = self.copy_path(images.file(index))
-            if copy in budget.sizes:
+            small = None if copy.name in existing else shrink(image, self.side)
+            if small is None:
                 return
-            small = shrink(image, self.side)
-            if small is not None and budget.take(small.nbytes):
+            with lock:
+                fits = small.nbytes <= left
+                left -= small.nbytes if fits else 0
+                refused += not fits
+            if fits:
                 try:
                     with atomic_write(copy) as path:
                         np.save(path, small)
                 except OSError:  # a full disk does not make the image unreadable
-                    budget.refused += 1
+                    refused += 1
 
-        problems = find_problems(images, decode=True, keep=keep, progress=progress)
-        if budget.refused:
+        problems = find_problems(images, keep=keep, progress=progress)
+        if refused:
             warnings.warn(
-                f"no room in {self.folder} for {budget.refused} of {len(images)} images, which are decoded in every "
-                "epoch: raise cache_gigabytes or free the disk",
+                f"no room in {self.folder} for {refused} of {len(images)} images, which are decoded in every epoch: "
+                "raise cache_gigabytes, free the disk, or remove the folder if it has copies of other photos",
                 stacklevel=2,
             )
         return problems
@@ -102,30 +102,3 @@ def shrink(image: Image.Image, side: int) -> np.ndarray | None:
         image.load()
         return None
     return resize(image, (0, 0, width, height), (round(width * scale), round(height * scale)))
-
-
-class _Budget:
-    """The bytes left for copies in a folder, and the sizes of the copies it has."""
-
-    def __init__(self, folder: Path, max_bytes: int, needed: set[Path]) -> None:
-        # Only names of copies: a recipe from someone else must not delete other arrays.
-        files = [path for path in folder.glob("*.npy") if re.fullmatch("[0-9a-f]{32}", path.stem)]
-        copies = {path: path.stat() for path in files}
-        newest_first = sorted(copies, key=lambda path: copies[path].st_mtime, reverse=True)
-        self.removable = [path for path in newest_first if path not in needed]
-        self.sizes = {path: status.st_size for path, status in copies.items()}
-        self.left = min(max_bytes - sum(self.sizes.values()), shutil.disk_usage(folder).free - SPARE_BYTES)
-        self.refused = 0
-        self.lock = threading.Lock()  # several threads read images
-
-    def take(self, size: int) -> bool:
-        """Reserve bytes, deleting copies of other photos if needed; False if there is no room."""
-        with self.lock:
-            while self.left < size and self.removable:
-                path = self.removable.pop()
-                path.unlink(missing_ok=True)
-                self.left += self.sizes.pop(path)
-            granted = size <= self.left
-            self.left -= size if granted else 0
-            self.refused += not granted
-            return granted

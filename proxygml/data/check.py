@@ -39,14 +39,13 @@ class Problem:
 def find_problems(
     images: ImageList,
     *,
-    decode: bool,
     keep: Keep | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
     """The images that are missing, empty, unreadable, truncated or too large, in the order of the list.
 
-    Without `decode`, only headers are read, which does not find damage in the pixels. With it, every pixel is decoded,
-    by `keep(index, image)` if given, from several threads. `progress(done, total)` is called in the caller's thread.
+    Every pixel is decoded, by `keep(index, image)` if given, from several threads. `progress(done, total)` is called in
+    the caller's thread.
     """
     problems: list[Problem] = []
     if images.pixels is not None:  # already decoded
@@ -55,7 +54,7 @@ def find_problems(
         return problems
 
     def check(chunk: range) -> list[Problem]:
-        reasons = ((index, _reason(images, index, decode, keep)) for index in chunk)
+        reasons = ((index, _reason(images, index, keep)) for index in chunk)
         return [Problem(index, images.paths[index], reason) for index, reason in reasons if reason is not None]
 
     chunks = [range(start, min(start + CHUNK, len(images))) for start in range(0, len(images), CHUNK)]
@@ -97,7 +96,7 @@ def compare_counts(train: ImageList, test: ImageList, published: Counts) -> list
     ]
 
 
-def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> str | None:
+def _reason(images: ImageList, index: int, keep: Keep | None) -> str | None:
     """Why image `index` cannot be used, in one line, or None."""
     try:
         if images.open_file is open_image:  # otherwise it may be part of a file
@@ -107,12 +106,12 @@ def _reason(images: ImageList, index: int, decode: bool, keep: Keep | None) -> s
             if status.st_size == 0:
                 return "empty: the file has 0 bytes"
         with images.open(index) as image:
-            if decode and keep is not None:
+            if keep is not None:
                 keep(index, image)
-            elif decode:
+            else:
                 image.draft(None, (1, 1))  # still reads every byte of a JPEG, with less arithmetic
                 image.load()
-            if decode and image.mode == "F" and np.isnan(np.asarray(image)).any():
+            if image.mode == "F" and np.isnan(np.asarray(image)).any():
                 return "damaged: some of its pixels are NaN"
     except FileNotFoundError:
         return "missing: no such file"

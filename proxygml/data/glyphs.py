@@ -44,25 +44,19 @@ RENDERING_VERSION = 2  # in the cache's file name: increase it when the drawings
 ORDER_SEED = 0
 
 
-def load(*, size: int = 32, classes: int | None = None) -> tuple[ImageList, ImageList]:
+def load(*, size: int = 32) -> tuple[ImageList, ImageList]:
     """Training and test images of different characters: pixels (M, size, size), white on black.
 
-    `classes` limits each half to its first classes. The first call renders for some seconds; later calls read the
-    user's cache folder, or PROXYGML_CACHE.
+    The first call renders for some seconds; later calls read the user's cache folder, or PROXYGML_CACHE.
     """
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise ValueError(f"expected a size of {MIN_SIZE} to {MAX_SIZE} pixels, got {size}: 32 is usual")
-    if classes is not None and classes < 2:
-        raise ValueError(f"expected at least 2 classes in each half, got {classes}: take more, or None for all")
     pixels, code_points, faces = _read_or_render(size)  # (M, size, size), (M,), (M,)
     # Ordered by a hash of each code point: random-looking, and new characters in other releases of the typefaces do not
     # change the order of the others.
     order = sorted(np.unique(code_points).tolist(), key=lambda code: sha256(f"{ORDER_SEED} {code}".encode()).digest())
     half = len(order) // 2
-    if classes is not None and classes > half:
-        raise ValueError(f"expected at most {half} classes in each half, got {classes}: take fewer, or None for all")
-    train = _images_of(order[:half][:classes], pixels, code_points, faces)
-    test = _images_of(order[half:][:classes], pixels, code_points, faces)
+    train, test = (_images_of(chosen, pixels, code_points, faces) for chosen in (order[:half], order[half:]))
     return train, test
 
 

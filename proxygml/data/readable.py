@@ -37,10 +37,10 @@ def readable_images(
                 stacklevel=2,
             )
         sampled = images.select(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
-        without_problems(sampled, find_problems(sampled, decode=True, progress=progress), skip=False)
+        without_problems(sampled, find_problems(sampled, progress=progress), skip=False)
         return images
     if cache is None:
-        problems = find_problems(images, decode=True, progress=progress)
+        problems = find_problems(images, progress=progress)
     else:
         problems = cache.fill(images, max_bytes, progress)
         images = replace(images, open_file=cache.open)

@@ -59,7 +59,7 @@ def add_images(index: Index, embed: Embed, images: ImageList, progress: Progress
         if not len(missing):
             continue
         block = block.select(missing)
-        problems = {problem.index: problem for problem in find_problems(block, decode=True)}
+        problems = {problem.index: problem for problem in find_problems(block)}
         for place, path in enumerate(block.paths):
             if not is_text(path):
                 problems.setdefault(place, Problem(place, path, "its name is not valid Unicode: rename it"))

@@ -189,7 +189,7 @@ def test_image_of_billions_of_pixels_is_a_problem(tmp_path: Path) -> None:
     parts = [b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0), b"IDAT" + zlib.compress(bytes(9))]
     chunks = b"".join(struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
     (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)
-    (problem,) = find_problems(ImageList(["huge.png"], np.zeros(1), ("any",), tmp_path), decode=True)
+    (problem,) = find_problems(ImageList(["huge.png"], np.zeros(1), ("any",), tmp_path))
     assert problem.reason.startswith("huge: ")
 
 
@@ -204,7 +204,7 @@ def test_invalid_exif_is_ignored(held: bytes, tmp_path: Path) -> None:
     for name, more in (("plain.jpg", {}), ("odd.jpg", {"exif": exif})):
         (tmp_path / name).write_bytes(picture("JPEG", **more))
     images = ImageList(["plain.jpg", "odd.jpg"], np.zeros(2), ("any",), tmp_path)
-    assert find_problems(images, decode=True) == []
+    assert find_problems(images) == []
     crops = Crops(images.open, images.labels, size=16)
     assert np.array_equal(crops[0][0], crops[1][0])
 

@@ -113,15 +113,6 @@ def test_max_bytes(copies: Cache, images: ImageList) -> None:
     assert sorted(size_of(copies, images, index) for index in range(3)) == [(48, 32), (48, 32), (240, 160)]
 
 
-def test_oldest_other_copies_are_deleted(copies: Cache, tmp_path: Path) -> None:
-    old, new = photos(tmp_path / "old", count=2), photos(tmp_path / "new", count=1)
-    copies.fill(old, PLENTY)
-    os.utime(copies.copy_path(old.file(1)), ns=(0, 0))
-    copies.fill(new, 2 * COPY + 500)
-    assert size_of(copies, new, 0) == (48, 32)
-    assert [copies.copy_path(old.file(index)).exists() for index in range(2)] == [True, False]
-
-
 def test_full_disk(copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -26,7 +26,7 @@ def test_split_by_class(cars_tree):
     assert train.paths == [f"car_ims/00000{number}.jpg" for number in (1, 3, 5, 6)]
     assert train.labels.tolist() == [0, 1, 0, 1]
     assert test.labels.tolist() == [0, 1, 0, 1, 1]
-    assert find_problems(train, decode=True) + find_problems(test, decode=True) == []
+    assert find_problems(train) + find_problems(test) == []
 
 
 @pytest.mark.parametrize("annotations", ["devkit", "."])
@@ -35,7 +35,7 @@ def test_devkit_gives_the_same_classes(cars_tree, tmp_path, annotations):
     for one, other in zip(cars.load(cars_tree), cars.load(root), strict=True):
         assert one.labels.tolist() == other.labels.tolist()
         assert [path[-10:] for path in one.paths] == [path[-10:] for path in other.paths]
-        assert find_problems(other, decode=True) == []
+        assert find_problems(other) == []
 
 
 def test_devkit_names_come_from_cars_meta(tmp_path):

@@ -17,8 +17,8 @@ def listed(root, *names):
     return ImageList(names, np.zeros(len(names), np.int64), ("class",), root=root)
 
 
-def reason(root, name, *, decode=False):
-    (problem,) = find_problems(listed(root, name), decode=decode)
+def reason(root, name):
+    (problem,) = find_problems(listed(root, name))
     assert (problem.index, problem.path) == (0, name)
     assert "\n" not in problem.reason
     return problem.reason
@@ -34,25 +34,23 @@ def write_png_header(path, width, height):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
 
 
-@pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("gray.jpg", "L"), ("print.jpg", "CMYK"), ("palette.png", "P"), ("bits.png", "1"), ("alpha.png", "RGBA")],
 )
-def test_every_mode_is_readable(tmp_path, name, mode, decode):
+def test_every_mode_is_readable(tmp_path, name, mode):
     write_image(tmp_path / name, mode=mode)
-    assert find_problems(listed(tmp_path, name), decode=decode) == []
+    assert find_problems(listed(tmp_path, name)) == []
 
 
-@pytest.mark.parametrize("decode", [False, True])
-def test_16_bit_animated_and_rotated_images_are_readable(tmp_path, decode):
+def test_16_bit_animated_and_rotated_images_are_readable(tmp_path):
     Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(tmp_path / "deep.png")
     frames = [Image.new("P", (8, 8), color) for color in range(3)]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (8, 4)).save(tmp_path / "turned.jpg", exif=turned)
-    assert find_problems(listed(tmp_path, "deep.png", "moving.gif", "turned.jpg"), decode=decode) == []
+    assert find_problems(listed(tmp_path, "deep.png", "moving.gif", "turned.jpg")) == []
 
 
 def test_missing_empty_and_other_files(tmp_path):
@@ -82,30 +80,22 @@ def test_permission_denied(tmp_path):
 def test_truncated_image(tmp_path, name):
     path = write_image(tmp_path / name, size=(64, 64))
     whole = path.read_bytes()
-    assert find_problems(listed(tmp_path, name), decode=True) == []
+    assert find_problems(listed(tmp_path, name)) == []
     path.write_bytes(whole[: len(whole) * 2 // 3])
-    assert reason(tmp_path, name, decode=True)
-
-
-def test_header_check_misses_truncation(tmp_path):
-    path = write_image(tmp_path / "cut.jpg", size=(400, 300))
-    path.write_bytes(path.read_bytes()[:-2000])
-    assert find_problems(listed(tmp_path, "cut.jpg"), decode=False) == []
-    assert reason(tmp_path, "cut.jpg", decode=True).startswith("truncated: ")
+    assert reason(tmp_path, name).startswith(("truncated: ", "damaged: ", "unreadable: "))
 
 
 @pytest.mark.parametrize("side", [15_000, 30_000])  # Pillow warns of the first and refuses the second
 def test_decompression_bomb(tmp_path, side):
     write_png_header(tmp_path / "bomb.png", side, side)
-    for decode in (False, True):
-        assert reason(tmp_path, "bomb.png", decode=decode) == "huge: more than 200 million pixels: make it smaller"
+    assert reason(tmp_path, "bomb.png") == "huge: more than 200 million pixels: make it smaller"
 
 
 def test_order_and_progress(tmp_path):
     write_image(tmp_path / "good.png")
     names = ["gone.png" if number % 7 == 0 else "good.png" for number in range(1000)]
     calls = []
-    problems = find_problems(listed(tmp_path, *names), decode=False, progress=lambda *call: calls.append(call))
+    problems = find_problems(listed(tmp_path, *names), progress=lambda *call: calls.append(call))
     assert [problem.index for problem in problems] == list(range(0, 1000, 7))
     assert problems[0] == Problem(0, "gone.png", "missing: no such file")
     assert calls == sorted(calls)
@@ -127,21 +117,21 @@ def test_interruption(tmp_path):
 
     counted = Counted(images.paths, images.labels, images.class_names, root=tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        find_problems(counted, decode=False, progress=interrupt)
+        find_problems(counted, progress=interrupt)
     assert len(opened) < 15_000
 
 
 def test_images_in_memory(tmp_path):
     images = ImageList(["a", "b"], np.array([0, 0]), ("class",), pixels=np.zeros((2, 4, 4), np.uint8))
     calls = []
-    assert find_problems(images, decode=True, progress=lambda *call: calls.append(call)) == []
+    assert find_problems(images, progress=lambda *call: calls.append(call)) == []
     assert calls == [(2, 2)]
 
 
 def test_deleted_photo(cub_tree):
     train, _ = cub.load(cub_tree)
     (cub_tree / "images" / train.paths[3]).unlink()
-    assert find_problems(train, decode=False) == [Problem(3, train.paths[3], "missing: no such file")]
+    assert find_problems(train) == [Problem(3, train.paths[3], "missing: no such file")]
 
 
 def test_compare_counts(cub_tree):
@@ -156,5 +146,5 @@ def test_compare_counts(cub_tree):
 def test_nan_pixels_are_found(tmp_path):
     for name, value in (("good", 0.5), ("bad", np.nan)):
         Image.fromarray(np.full((4, 4), value, np.float32)).save(tmp_path / f"{name}.tiff")
-    assert find_problems(listed(tmp_path, "good.tiff"), decode=True) == []
-    assert reason(tmp_path, "bad.tiff", decode=True) == "damaged: some of its pixels are NaN"
+    assert find_problems(listed(tmp_path, "good.tiff")) == []
+    assert reason(tmp_path, "bad.tiff") == "damaged: some of its pixels are NaN"

@@ -31,7 +31,7 @@ def test_root_may_be_the_parent_folder(cub_tree):
 
 def test_every_image_opens(cub_tree):
     for images in cub.load(cub_tree):
-        assert find_problems(images, decode=True) == []
+        assert find_problems(images) == []
         assert not any("._" in path for path in images.paths)
 
 

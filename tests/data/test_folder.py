@@ -155,7 +155,7 @@ def test_any_class_name_is_kept(tmp_path):
         write_image(tmp_path / name / "図 1.png")
     lists = folder.load(tmp_path)
     assert all_classes(lists) == sorted(["Käuze", "猫", "<script>", "a b", "ligne\nbrisée"])
-    assert [problem for images in lists for problem in find_problems(images, decode=True)] == []
+    assert [problem for images in lists for problem in find_problems(images)] == []
 
 
 def test_names_that_are_not_utf8(tmp_path):

@@ -40,7 +40,7 @@ def test_folders(png_tree):
     assert test.class_names == ("Angelic/character01", "Angelic/character02")
     assert train.paths[0] == "images_background/Alphabet_of_the_Magi/character01/0001_01.png"
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert find_problems(train, decode=True) == []
+    assert find_problems(train) == []
 
 
 def test_packed_file(tmp_path):

@@ -14,7 +14,7 @@ def test_labels_and_names(sop_tree):
     assert test.class_names == ("4", "5", "6")
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
     assert test.labels.tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert find_problems(train, decode=True) + find_problems(test, decode=True) == []
+    assert find_problems(train) + find_problems(test) == []
 
 
 def test_root_may_be_the_parent_folder(sop_tree):

@@ -64,7 +64,7 @@ def test_images_and_classes(shards: Path) -> None:
             assert images.class_names[images.labels[index]] == f"kind {number % 8}"
             with images.open(index) as image:
                 assert image.getpixel((0, 0)) == (7 * number, 255 - 7 * number, 90)
-        assert find_problems(images, decode=True) == []
+        assert find_problems(images) == []
     alone, _ = data.load("tar", shards / "part-0.tar", test_fraction=0.25)
     assert {path.split("/")[0] for path in alone.paths} == {"part-0.tar"}
 
@@ -115,7 +115,7 @@ def test_truncated_and_missing_files(shards: Path, tmp_path: Path) -> None:
     images, _ = data.load("tar", shards)
     whole = (shards / "part-2.tar").read_bytes()
     (shards / "part-2.tar").write_bytes(whole[:700])
-    problems = find_problems(images, decode=True)
+    problems = find_problems(images)
     assert problems
     assert all(problem.path.startswith("part-2.tar/") for problem in problems)
     with pytest.raises(ValueError, match="truncated or no tar file"):
@@ -183,7 +183,7 @@ def test_file_and_folder_names(shards: Path, tmp_path: Path) -> None:
     folder.mkdir()
     (shards / "part-0.tar").rename(folder / "part-0.tar")
     for images in data.load("tar", folder):
-        assert find_problems(images, decode=True) == []
+        assert find_problems(images) == []
     with pytest.raises(FileNotFoundError, match=r"expected file names that end in \.tar"):
         data.load("tar", (folder / "part-0.tar").rename(folder / "part-0.wds"))
 
@@ -196,7 +196,7 @@ def test_shards_leave_no_descriptors_open(tmp_path: Path) -> None:
     images, _ = data.load("tar", tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        assert find_problems(images, decode=True) == []
+        assert find_problems(images) == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 
