@@ -18,8 +18,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor, nn
 
 from proxygml.losses.interface import full_precision, normalized, require_not_negative, require_whole
@@ -132,32 +135,14 @@ def class_statistics(embeddings: Tensor, labels: Tensor, num_classes: int) -> tu
     return distances, spreads.masked_fill(counts == 1, 0), counts
 
 
-def linkage_order(distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes in the order of Prim's algorithm, and the length of the edge to each: (C,), (C,).
-
-    The single-linkage distance of two classes is the longest edge between their positions in this order. Cutting the
-    order at all edges of some length or more therefore gives the nodes of the tree at that height, in C^2 steps.
-    """
-    visited = torch.zeros(len(distances), dtype=torch.bool, device=distances.device)
-    nearest = distances.new_full((len(distances),), math.inf)  # (C,): distance of each class to the visited ones
-    newest, edge = torch.zeros(1, dtype=torch.int64, device=distances.device), distances.new_zeros(1)
-    order, edges = [newest], [edge]
-    for _ in range(1, len(distances)):
-        visited[newest] = True
-        nearest = torch.minimum(nearest, distances.index_select(0, newest)[0])
-        edge, newest = nearest.masked_fill(visited, math.inf).min(dim=0, keepdim=True)  # (1,) each
-        order.append(newest)
-        edges.append(edge)
-    return torch.cat(order), torch.cat(edges)
-
-
 def join_classes(distances: Tensor, thresholds: Tensor) -> Tensor:
     """The node of every class at every level; level l joins distances below d_l: (C, C), (L + 1,) -> (L + 1, C)."""
-    order, edges = linkage_order(distances)
-    cuts = edges >= thresholds[:, None]  # (L + 1, C)
-    nodes = torch.empty_like(cuts, dtype=torch.int32)
-    nodes[:, order] = cuts.cumsum(dim=1, dtype=torch.int32)
-    return nodes
+    if len(distances) == 1:  # scipy refuses a tree of a single class
+        return torch.zeros(len(thresholds), 1, dtype=torch.int32, device=distances.device)
+    tree = linkage(squareform(distances.double().cpu().numpy(), checks=False), "single")
+    below = torch.nextafter(thresholds, thresholds.new_tensor(-math.inf)).tolist()  # fcluster joins equal ones too
+    nodes = np.stack([fcluster(tree, threshold, "distance") - 1 for threshold in below])
+    return torch.from_numpy(nodes).to(distances.device)
 
 
 def merge_levels(nodes: Tensor) -> Tensor:

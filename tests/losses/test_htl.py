@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from pytorch_metric_learning import losses as pml
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer
-from scipy.cluster.hierarchy import cophenet, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from proxygml.losses import htl
-from proxygml.losses.htl import HTLLoss, class_statistics, join_classes, linkage_order, merge_levels
+from proxygml.losses.htl import HTLLoss, class_statistics, join_classes, merge_levels
 from tests.losses.test_every_loss import value_and_gradients
 
 
@@ -163,25 +161,6 @@ class TestTree:
             [0 if p == q else level for q, level in enumerate(row)]
             for p, row in enumerate(levels_by_loops(between, thresholds))
         ]
-
-    @pytest.mark.parametrize("dimension", [2, 16])
-    def test_single_linkage_equals_scipy(self, dimension: int) -> None:
-        embeddings, labels = clustered(150, dimension, 2, seed=4)
-        distances, *_ = class_statistics(embeddings, labels, 150)
-        distances = torch.maximum(distances, distances.T)  # a product of matrices is symmetric but for its last digit
-        order, edges = linkage_order(distances)
-        assert sorted(order.tolist()) == list(range(150))
-        ours = torch.zeros_like(distances)
-        for first in range(150):
-            longest = edges[first + 1 :].cummax(dim=0).values
-            ours[order[first], order[first + 1 :]] = ours[order[first + 1 :], order[first]] = longest
-        expected = squareform(cophenet(linkage(squareform(distances.numpy(), checks=False), "single")))
-        torch.testing.assert_close(ours, torch.from_numpy(expected), rtol=0, atol=0)
-
-        thresholds = torch.linspace(0.01, 4, 17, dtype=torch.float64)
-        first_above = torch.searchsorted(thresholds, torch.from_numpy(expected), right=True)  # first d_l > distance
-        first_above.fill_diagonal_(0)
-        assert torch.equal(merge_levels(join_classes(distances, thresholds)), first_above)
 
     def test_chain_of_near_classes(self) -> None:
         places = torch.tensor([0.0, 1.0, 2.0, 9.0])
