@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proxygml.distributed import fabric
+from proxygml.training import fabric
+from proxygml.training.recipe import Recipe
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -15,7 +16,7 @@ def test_cudnn_chooses_the_fastest_convolutions(device: str, monkeypatch: pytest
     )
     monkeypatch.setattr(fabric, "Fabric", lambda **_: launched)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)  # restored afterwards
-    fabric.launch_fabric(device=device)
+    fabric.start_fabric(Recipe(device=device))
     assert torch.backends.cudnn.benchmark == (device == "cuda")
 
 
@@ -23,4 +24,4 @@ def test_several_nodes_are_told_what_they_need(monkeypatch: pytest.MonkeyPatch) 
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="several nodes need MASTER_ADDR, MASTER_PORT, NODE_RANK, or torchrun: docs/"):
-        fabric.launch_fabric(nodes=2)
+        fabric.start_fabric(Recipe(nodes=2))
