@@ -67,8 +67,8 @@ def test_index_and_search_photos(location: str, photos: Path, trained_run: Run, 
     assert [entry["hits"][0]["label"] for entry in found] == ["crow", "my [photos]"]
     assert [entry["hits"][0]["similarity"] for entry in found] == pytest.approx([1, 1])
     table = run_command(capsys, "search", location, "--image", asked[0], "-n", 2).splitlines()
-    assert table[0].split() == ["similarity", "class", "nearest", "to", *str(asked[0]).split()]
-    assert table[1].split() == ["1.0000", "crow", *str(asked[0]).split()]
+    assert table[0].split() == ["distance", "similarity", "class", "nearest", "to", *str(asked[0]).split()]
+    assert table[1].split() == ["0.000", "1.0000", "crow", *str(asked[0]).split()]
     assert len(table) == 3
     run_command(capsys, "index", "remove", location, asked[0])
     assert str(asked[0]) not in run_command(capsys, "search", location, "--image", asked[0]).split("\n", 1)[1]
@@ -356,7 +356,7 @@ class TestVectors:
         np.savez(tmp_path / "raw.npz", vectors=10 * np.eye(3)[:1], labels=np.arange(1))
         command = ["search", tmp_path / "axes.npz", "--vectors", tmp_path / "raw.npz"]
         lines = run_command(capsys, *command).splitlines()
-        assert [line.split()[0] for line in lines] == ["similarity", "1.0000", "0.0000", "0.0000"]
+        assert [line.split()[:2] for line in lines[:2]] == [["distance", "similarity"], ["9.000", "1.0000"]]
         ((first, *_),) = [entry["hits"] for entry in json.loads(run_command(capsys, *command, "--json"))]
         assert (first["similarity"], first["distance"]) == (1, 9)
 

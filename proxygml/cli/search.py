@@ -64,14 +64,13 @@ def search(
         check_model(loaded.model, opened.model, index)
         names, queries = loaded.paths.tolist(), loaded.vectors
     results = opened.search(queries, count)
-    unit_length = opened.metadata["unit_length"] == "1"
     if json:
         entries = [
             {"query": name, "hits": [hit._asdict() for hit in hits]} for name, hits in zip(names, results, strict=True)
         ]
         output.print_json(data=entries, ensure_ascii=True)  # no control characters for a terminal
     else:
-        show_hits(names, results, unit_length=unit_length)
+        show_hits(names, results)
     paths = {hit.path for hits in results for hit in hits}
     missing = sorted(path for path in paths if os.path.isabs(path) and not os.path.exists(path))
     if missing:
@@ -80,13 +79,10 @@ def search(
         messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}: {remedy}")
 
 
-def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]", *, unit_length: bool) -> None:
-    """Print a table for each query; with cosine similarities if the vectors have unit length."""
+def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:
+    """Print a table for each query."""
     for query, hits in zip(queries, results, strict=True):
-        columns = "similarity" if unit_length else "distance", "class", f"nearest to {in_one_line(query)}"
-        values = [hit.similarity if unit_length else hit.distance for hit in hits]
-        rows = [
-            (f"{value:.4f}", in_one_line(hit.label), in_one_line(hit.path))
-            for value, hit in zip(values, hits, strict=True)
-        ]
-        show_table(columns, rows, left=(1, 2))
+        numbers = [(f"{hit.distance:.3f}", f"{hit.similarity:.4f}") for hit in hits]
+        names = [(in_one_line(hit.label), in_one_line(hit.path)) for hit in hits]
+        rows = [(*values, *texts) for values, texts in zip(numbers, names, strict=True)]
+        show_table(("distance", "similarity", "class", f"nearest to {in_one_line(query)}"), rows, left=(2, 3))

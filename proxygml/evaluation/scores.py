@@ -57,12 +57,12 @@ def evaluate(
 ) -> Scores:
     """Scores of vectors (M, D) with integer labels (M,), ranked by Euclidean distance (cosine for unit vectors).
 
-    Each image is searched among all others, or in gallery (G, D) with gallery_labels (G,) if given. NMI (`cluster`)
-    covers the M images either way. Items are searched in a random order, drawn from `seed`: in the order of the rows,
-    equal vectors could score anything. Recall@n with n above the number of items is the recall of all items. `progress`
-    is called with (images done, M) after every block, then with (iterations done, all iterations) of k-means. With
-    several processes, all call this with the same vectors; `process` = (rank, world size) compares its part, and all
-    return the scores. k-means is not distributed; each process may ask for it or not.
+    faiss searches each image among all others, or in gallery (G, D) with gallery_labels (G,) if given, in float32.
+    NMI (`cluster`) covers the M images either way. Items are searched in a random order, drawn from `seed`: in the
+    order of the rows, equal vectors could score anything. Recall@n with n above the number of items is the recall of
+    all items. `progress` is called with (images done, M) after every block, then with (iterations done, all iterations)
+    of k-means. With several processes, all call this with the same vectors; `process` = (rank, world size) compares its
+    part, and all return the scores. k-means is not distributed; each process may ask for it or not.
     """
     vectors = as_matrix(vectors, "vectors", min_rows=1 if gallery is not None else 2)  # (M, D)
     labels = as_labels(labels, len(vectors), "labels")  # (M,)

@@ -10,7 +10,7 @@ from proxygml.evaluation.validation import as_matrix
 
 BLOCK = 1024  # queries at a time
 SPARE = 8  # more candidates than asked for, since float32 may swap a few
-EXACT_ELEMENTS = 2**23  # of candidates in float64 at a time: 64 MB
+MAX_ELEMENTS = 2**23  # of neighbors, or of candidates' vectors, at a time: 64 MB in float64
 
 
 def neighbors(
@@ -29,7 +29,7 @@ def neighbors(
     indices, distances = [], []
     for rows, candidates in nearest_in_blocks(queries, items, min(count + SPARE, max_count)):
         candidates = candidates.sort(dim=1).values  # (B, K + SPARE)
-        block = max(1, EXACT_ELEMENTS // (candidates.shape[1] * items.shape[1]))
+        block = max(1, MAX_ELEMENTS // (candidates.shape[1] * items.shape[1]))
         for batch, near in zip(queries[rows].split(block), candidates.split(block), strict=True):
             distance, order = (items[near] - batch[:, None]).norm(dim=2).sort(dim=1, stable=True)
             indices.append(near.gather(1, order[:, :count]))
@@ -53,9 +53,10 @@ def nearest_in_blocks(
     scale = 2.0 ** -int(torch.frexp(largest).exponent)  # squares are in range, and ties stay ties
     gallery, *_ = both = [(side * scale).float().numpy() for side in sides]
     vectors = both[-1]  # (M, D)
+    block = max(1, min(BLOCK, MAX_ELEMENTS // count))
     rank, world_size = process
-    for start in range(rank * BLOCK, len(vectors), world_size * BLOCK):
-        rows = slice(start, min(start + BLOCK, len(vectors)))
+    for start in range(rank * block, len(vectors), world_size * block):
+        rows = slice(start, min(start + block, len(vectors)))
         _, indices = faiss.knn(vectors[rows], gallery, count + same)  # (B, K); (B, K + 1) with itself
         if same:
             others = indices != np.arange(rows.start, rows.stop)[:, None]  # (B, K + 1)

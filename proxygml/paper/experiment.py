@@ -21,8 +21,7 @@ class Experiment:
     claims: Callable[[Results, str], Claims] = lambda results, dataset: {}  # of the paper, each with verdicts
     measure: Callable[[Recipe, Path], dict] | None = None  # measures something other than scores, one run at a time
     seeds: int = 3
-    every_epoch: bool = False  # test classes are scored after every epoch
-    compares_times: bool = False
+    every_epoch: bool = False  # test classes are scored after every epoch, and times are compared
     partial_claims: bool = False  # a claim needs only its own rows, not all
     paper_rows: Collection[str] = ()  # rows of the queue; empty: all
     variants: Collection[str] = ()  # left out by the fair protocol, which searches the setting they differ in

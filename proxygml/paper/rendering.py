@@ -110,7 +110,7 @@ class Section:
     @property
     def mixed_times(self) -> list[str]:
         """A line if the times in the table do not compare because its runs were made in different ways."""
-        made_by = [run["made_by"] for run in self.results.runs] if self.experiment.compares_times else []
+        made_by = [run["made_by"] for run in self.results.runs] if self.experiment.every_epoch else []
         ways = {key: sorted({str(one.get(key, "unknown")) for one in made_by}) for key in ("machine", "torch", "jobs")}
         mixed = "; ".join(f"{key} {' and '.join(names)}" for key, names in ways.items() if len(names) > 1)
         return [f"Seconds do not compare: these runs were made in different ways ({mixed})."] if mixed else []

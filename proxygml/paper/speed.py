@@ -73,7 +73,6 @@ CONVERGENCE = Experiment(
     draw=convergence_draw,
     claims=convergence_claims,
     every_epoch=True,
-    compares_times=True,
     partial_claims=True,
 )
 
@@ -156,6 +155,5 @@ COST = Experiment(
     claims=cost_claims,
     measure=measure,
     every_epoch=True,
-    compares_times=True,
     paper_rows=tuple(PAPER),
 )

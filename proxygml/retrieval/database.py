@@ -59,7 +59,7 @@ class Database:
         if set(self.rows(SCHEMA)) != _expected_schema():  # a view may be endless, a trigger change other tables
             raise self.damaged("its tables are not those of an index")
         metadata = dict(self.rows("SELECT name, value FROM metadata ORDER BY name"))
-        missing = {"schema_version", "version", "unit_length", "dim", "model", "kind"} - metadata.keys()
+        missing = {"schema_version", "version", "dim", "model", "kind"} - metadata.keys()
         if missing:
             raise self.damaged(f"no {sorted(missing)[0]}")
         checksum = metadata.pop("checksum", "")

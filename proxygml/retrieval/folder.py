@@ -84,8 +84,6 @@ class FolderStorage:
                 before = connection.total_changes
                 connection.executemany(INSERT, [(*row, item_checksum(*row)) for row in rows])
                 added += connection.total_changes - before
-                if not validation.have_unit_length(vectors):
-                    self.database.set_metadata({"unit_length": "0"})
         return added
 
     def remove(self, paths: list[str]) -> int:

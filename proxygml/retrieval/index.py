@@ -52,7 +52,7 @@ class Index:
             raise ValueError(f"expected a kind of index among {', '.join(storage.MAX_DIM)}, got {kind!r}")
         if not 1 <= dim <= storage.MAX_DIM[kind]:
             raise ValueError(f"expected vectors of 1 to {storage.MAX_DIM[kind]:,} dimensions for {kind}, got {dim:,}")
-        values = {"schema_version": storage.SCHEMA_VERSION, "version": __version__, "unit_length": 1}
+        values = {"schema_version": storage.SCHEMA_VERSION, "version": __version__}
         values |= {"dim": dim, "model": model, "kind": kind}
         return cls(storage.create(location, {name: str(value) for name, value in values.items()}))
 
@@ -81,7 +81,7 @@ class Index:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """dim, model, kind, unit_length (1 or 0), version, and what `set_metadata` added."""
+        """dim, model, kind, version, and what `set_metadata` added."""
         return self.storage.metadata()
 
     def set_metadata(self, name: str, value: str) -> None:

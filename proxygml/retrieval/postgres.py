@@ -112,7 +112,7 @@ class PostgresStorage:
         return {path for (path,) in self.rows("SELECT path FROM items WHERE path = ANY(%b)", [texts])}
 
     def add(self, blocks: Iterable[Block]) -> int:
-        unit_length, row = True, 0
+        row = 0
         with self.transaction() as connection, connection.cursor() as cursor:
             cursor.execute(
                 "CREATE TEMPORARY TABLE new_items (row bigint, path text, class text, vector vector) ON COMMIT DROP"
@@ -120,7 +120,6 @@ class PostgresStorage:
             with cursor.copy("COPY new_items FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8", "text", "text", "vector"])
                 for vectors, classes, paths in blocks:
-                    unit_length &= validation.have_unit_length(vectors)
                     for values in zip(paths, classes, vectors, strict=True):
                         copy.write_row((row, *values))
                         row += 1
@@ -129,10 +128,7 @@ class PostgresStorage:
                 "INSERT INTO classes (name) SELECT DISTINCT class FROM new_items ORDER BY class ON CONFLICT DO NOTHING"
             )
             cursor.execute(INSERT_ITEMS)
-            added = cursor.rowcount
-            if not unit_length:
-                cursor.execute("UPDATE metadata SET value = '0' WHERE name = 'unit_length' AND value <> '0'")
-        return added
+            return cursor.rowcount
 
     def remove(self, paths: list[str]) -> int:
         texts = [validation.check_text(path) for path in paths]

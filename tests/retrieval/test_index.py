@@ -225,7 +225,6 @@ class TestEveryIndex:
         items.vectors[:] = unit * length
         items.vectors[4] *= length == 1  # otherwise zeros
         index.add(items)
-        assert index.metadata["unit_length"] == str(int(length == 1))
         hits = {hit.path: hit.similarity for hit in index.search(query_length * unit[:1], 5)[0]}
         expected = (query_length > 0) * unit @ unit[0]
         assert [hits[path] for path in items.paths[:4]] == pytest.approx(expected[:4], abs=1e-6)
