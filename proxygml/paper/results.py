@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,7 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
     return settings
 
 
+@cache  # a plan of the queue compares every job with every run
 def fingerprint(recipe: Recipe) -> str:
     """Hash of the settings that determine a run's scores."""
     return hashlib.sha256(json.dumps(settings_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
