@@ -27,8 +27,6 @@ from torch import Tensor, nn
 
 from proxygml.losses.interface import full_precision, normalized, require_not_negative, require_whole
 
-CHUNK_ELEMENTS = 2**24  # triplets in memory at a time: 64 MB in float32
-
 
 class Tree(NamedTuple):
     """A hierarchy of classes, from level 0, which joins only the nearest, to level L."""
@@ -89,17 +87,12 @@ class HTLLoss(nn.Module):
             anchors, positives = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (P,) each
             triplets = (~same).sum(dim=1)[anchors].sum().clamp_min(1)  # Z
 
-            total, active = distances.new_zeros(()), distances.new_zeros(())
-            size = max(1, CHUNK_ELEMENTS // len(labels))
-            for anchor, positive in zip(anchors.split(size), positives.split(size), strict=True):
-                excess = F.relu(
-                    distances[anchor, positive, None] - distances[anchor] + negative_margins[anchor]
-                )  # (P, B)
-                total = total + excess.sum()
-                active = active + (excess.detach() > 0).sum()
-            loss = total / (2 * triplets)
+            excess = F.relu(
+                distances[anchors, positives, None] - distances[anchors] + negative_margins[anchors]
+            )  # (P, B)
+            loss = excess.sum() / (2 * triplets)
         mean_margin = margins.masked_fill(same, 0).sum() / (~same).sum().clamp_min(1)
-        self.last_terms = Terms(active / triplets, mean_margin)
+        self.last_terms = Terms((excess.detach() > 0).sum() / triplets, mean_margin)
         return loss
 
     def margins(self, labels: Tensor, precision: torch.dtype) -> Tensor:

@@ -127,9 +127,7 @@ class BatchCheck:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.extremes: Tensor | None = (
-            None  # lowest and -highest label, -(rows that are not finite), since the last check
-        )
+        self.extremes: Tensor | None = None  # minimum since the last check of [lowest, -highest label, -bad rows]
 
     def __call__(self, embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         """Embeddings with norms that can be squared, and labels; an error if a value is wrong.

@@ -68,7 +68,7 @@ GRID_NUMBERS, GRID_RATIOS = (1, 4, 8, 12, 16), (0.01, 0.05, 0.1, 0.5, 1.0)  # of
 NARROWING = "N 12, r from 1 to 0.05"  # ours, not the paper's
 
 
-def named(number: int, ratio: float) -> str:
+def row_name(number: int, ratio: float) -> str:
     """The row with `number` proxies per class and this ratio of linked proxies."""
     return f"N {number}, r {ratio:g}"
 
@@ -76,7 +76,7 @@ def named(number: int, ratio: float) -> str:
 def combinations(base: Recipe, numbers: Iterable[int], ratios: Iterable[float]) -> dict[str, Recipe]:
     """A row for every number of proxies and every ratio."""
     return {
-        named(number, ratio): base.changed({"proxies_per_class": number, "ratio": ratio})
+        row_name(number, ratio): base.changed({"proxies_per_class": number, "ratio": ratio})
         for ratio in ratios
         for number in numbers
     }
@@ -92,21 +92,21 @@ def best_of(results: Results, row: str, others: Iterable[str]) -> dict[str, str]
 
 
 def draw_proxies(results: Results, figure: Figure) -> None:
-    series = {f"r = {ratio:g}": {number: named(number, ratio) for number in NUMBERS} for ratio in FEW_RATIOS}
+    series = {f"r = {ratio:g}": {number: row_name(number, ratio) for number in NUMBERS} for ratio in FEW_RATIOS}
     draw_series(figure.subplots(), results, series, "proxies of a class, N")
 
 
 def proxies_claims(results: Results, dataset: str) -> Claims:
     compared = {}
     for ratio in FEW_RATIOS:
-        twelve = named(12, ratio)
-        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = results.verdicts(twelve, named(1, ratio))
-        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = results.verdicts(twelve, named(20, ratio))
-        best = best_of(results, twelve, [named(number, ratio) for number in NUMBERS])
+        twelve = row_name(12, ratio)
+        compared[f"at r = {ratio:g}, N = 12 is better than one proxy"] = results.verdicts(twelve, row_name(1, ratio))
+        compared[f"at r = {ratio:g}, N = 12 is better than N = 20"] = results.verdicts(twelve, row_name(20, ratio))
+        best = best_of(results, twelve, [row_name(number, ratio) for number in NUMBERS])
         compared[f"at r = {ratio:g}, N = 12 is best"] = best
     for ratio in FEW_RATIOS[1:]:
         claim = f"at N = 12, r = 0.05 is better than r = {ratio:g}"
-        compared[claim] = results.verdicts(named(12, 0.05), named(12, ratio))
+        compared[claim] = results.verdicts(row_name(12, 0.05), row_name(12, ratio))
         stability = {column: judge(_steadier(results, ratio, metric)) for column, metric in METRICS.items()}
         compared[f"r = 0.05 is more stable over N than r = {ratio:g}"] = stability
     return compared
@@ -114,7 +114,7 @@ def proxies_claims(results: Results, dataset: str) -> Claims:
 
 def _steadier(results: Results, ratio: float, metric: str) -> Range:
     """How much less scores vary with the number of proxies at r = 0.05 than at another ratio."""
-    ours, theirs = (results.spread([named(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
+    ours, theirs = (results.spread([row_name(number, each) for number in NUMBERS], metric) for each in (0.05, ratio))
     return range_of([theirs[seed] - ours[seed] for seed in ours if seed in theirs])
 
 
@@ -135,7 +135,7 @@ def draw_ratio(results: Results, figure: Figure) -> None:
     axis = figure.subplots()
     axis.set_xscale("log")
     axis.minorticks_off()
-    series = {"N = 12": {ratio: named(12, ratio) for ratio in RATIOS}}
+    series = {"N = 12": {ratio: row_name(12, ratio) for ratio in RATIOS}}
     draw_series(axis, results, series, "ratio linked, r, at N = 12")
     if NARROWING in results.rows:
         mean = results.range(NARROWING, "recall@1").mean
@@ -144,11 +144,11 @@ def draw_ratio(results: Results, figure: Figure) -> None:
 
 
 def ratio_claims(results: Results, dataset: str) -> Claims:
-    ours = named(12, 0.05)
+    ours = row_name(12, 0.05)
     return {
-        f"r = 0.05 is better than r = {ratio:g}": results.verdicts(ours, named(12, ratio))
+        f"r = 0.05 is better than r = {ratio:g}": results.verdicts(ours, row_name(12, ratio))
         for ratio in RATIOS
-        if ratio != 0.05 and {ours, named(12, ratio)} <= results.rows.keys()
+        if ratio != 0.05 and {ours, row_name(12, ratio)} <= results.rows.keys()
     }
 
 
@@ -163,14 +163,14 @@ RATIO = Experiment(
 
 def grid_table(results: Results, dataset: str) -> Table:
     rows = [
-        (f"r {ratio:g}", *(str(results.range(named(number, ratio), "recall@1")) for number in GRID_NUMBERS))
+        (f"r {ratio:g}", *(str(results.range(row_name(number, ratio), "recall@1")) for number in GRID_NUMBERS))
         for ratio in GRID_RATIOS
     ]
     return Table(("R@1", *(f"N {number}" for number in GRID_NUMBERS)), tuple(rows))
 
 
 def draw_grid(results: Results, figure: Figure) -> None:
-    ranges = [[results.range(named(number, ratio), "recall@1") for number in GRID_NUMBERS] for ratio in GRID_RATIOS]
+    ranges = [[results.range(row_name(number, ratio), "recall@1") for number in GRID_NUMBERS] for ratio in GRID_RATIOS]
     means = np.array([[one.mean for one in row] for row in ranges])
     axis = figure.subplots()
     axis.imshow(means, cmap="viridis", aspect="auto")
@@ -183,11 +183,11 @@ def draw_grid(results: Results, figure: Figure) -> None:
 
 
 def grid_claims(results: Results, dataset: str) -> Claims:
-    full = named(12, 0.05)
+    full = row_name(12, 0.05)
     return {
         "N = 12 with r = 0.05 is best": best_of(results, full, results.rows),
-        "r = 0.01 is worse than r = 0.05 at N = 12": results.verdicts(full, named(12, 0.01)),
-        "N = 1 with all linked is worse than N = 12 with r = 0.05": results.verdicts(full, named(1, 1.0)),
+        "r = 0.01 is worse than r = 0.05 at N = 12": results.verdicts(full, row_name(12, 0.01)),
+        "N = 1 with all linked is worse than N = 12 with r = 0.05": results.verdicts(full, row_name(1, 1.0)),
     }
 
 

@@ -68,7 +68,7 @@ def dimension_of(name: str) -> int:
     return int(QUOTED[name][0]) if name in QUOTED else 512
 
 
-def matched(name: str) -> str:
+def row_of_same_dimension(name: str) -> str:
     """The row of ProxyGML with the dimension of a method."""
     return next(ours for ours in OURS if dimension_of(ours) == dimension_of(name))
 
@@ -102,7 +102,7 @@ def claims(results: Results, dataset: str) -> Claims:
     better = {}
     for name in [name for name in others if name not in comparable]:
         claim = f"ProxyGML is better than {starred(name)} at {dimension_of(name)} dimensions"
-        better[claim] = results.verdicts(matched(name), name)
+        better[claim] = results.verdicts(row_of_same_dimension(name), name)
     return better | {
         f"ProxyGML is comparable to {starred(name)}": {
             column: f"difference {results.difference('proxygml', name, metric)}" for column, metric in METRICS.items()

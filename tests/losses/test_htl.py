@@ -240,19 +240,6 @@ def test_three_classes_of_three_images_are_108_triplets(monkeypatch: pytest.Monk
     assert sum(counted) == 108  # A(3, 2) * A(3, 2) * 3
 
 
-def test_triplets_in_portions_are_the_triplets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings, labels = clustered(4, 5, 5, seed=1)
-    loss = loss_with_tree(embeddings, labels)
-    value, gradient = value_and_gradients(loss, embeddings, labels)
-    terms = loss.last_terms
-    for size in (1, 100, 300):
-        monkeypatch.setattr(htl, "CHUNK_ELEMENTS", size)
-        again, gradient_again = value_and_gradients(loss, embeddings, labels)
-        torch.testing.assert_close(again, value)
-        torch.testing.assert_close(gradient_again, gradient)
-        assert loss.last_terms == terms
-
-
 def test_gradcheck_passes() -> None:
     embeddings, labels = clustered(4, 3, 3, seed=5)
     loss = loss_with_tree(embeddings, labels)

@@ -13,7 +13,6 @@ from proxygml.paper.rendering import Section
 from proxygml.paper.report import report
 from proxygml.paper.results import Results, fingerprint, save_runs
 from proxygml.paper.settings import QUICK, SETTINGS, base_recipe
-from proxygml.training import start
 from proxygml.training.presets import PRESETS
 
 
@@ -77,25 +76,6 @@ def test_the_page_of_results_is_written_from_results(option: str, tmp_path: Path
     main.main(["paper", option])
     assert capsys.readouterr().out == "docs/results.md\n"
     assert (tmp_path / "docs/results.md").read_text() == report(tmp_path / "results")
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_after_its_last_epoch(tmp_path: Path) -> None:
-    base = SETTINGS["glyphs"].recipe.changed(
-        {"classes": 8, "epochs": 3, "embedding_dim": 8, "ratio": 0.5, "test": False}
-    )
-    recipe = base.changed({"held_out": 0.0, "tested_epochs": (1, 2, 3), "baselines": False})
-
-    def stop(what: str, done: int, total: int, note: str) -> None:
-        if what == "training" and "epoch 3" in note:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        start.train(recipe, tmp_path / "run", progress=stop)
-    gone_on = running.train_or_resume(recipe, tmp_path / "run")
-    straight = running.train_or_resume(recipe, tmp_path / "straight")
-    assert gone_on["scores"] == straight["scores"]
-    assert [point["recall@1"] for point in gone_on["curve"]] == [point["recall@1"] for point in straight["curve"]]
 
 
 def test_run_of_another_recipe_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -272,7 +252,7 @@ class TestClaims:
         # Of r = 0.05 the scores lie 10 points apart, of r = 0.5 30, of r = 1 as far as of r = 0.05; two seeds each.
         scores = {"N 1, r 0.05": 0.6, "N 1, r 0.5": 0.8, "N 20, r 1": 0.4}
         results = made_up("proxies", scores)
-        spread = results.spread([ablations.named(number, 0.5) for number in ablations.NUMBERS], "recall@1")
+        spread = results.spread([ablations.row_name(number, 0.5) for number in ablations.NUMBERS], "recall@1")
         assert spread == {0: pytest.approx(30), 1: pytest.approx(30)}
         claims = ablations.proxies_claims(results, "cars-head")
         assert claims["r = 0.05 is more stable over N than r = 0.5"]["R@1"] == "holds (+20.0 ± 0.0)"
