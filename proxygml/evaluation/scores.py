@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxygml.distributed.collectives import sum_over_processes
 from proxygml.evaluation.clustering import nmi
 from proxygml.evaluation.search import nearest_in_blocks
 from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
@@ -51,6 +52,7 @@ def evaluate(
     gallery_labels: np.ndarray | Tensor | None = None,
     cluster: bool = True,
     seed: int = 0,
+    process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """Scores of vectors (M, D) with integer labels (M,), ranked by Euclidean distance (cosine for unit vectors).
@@ -59,7 +61,8 @@ def evaluate(
     NMI (`cluster`) covers the M images either way. Items are searched in a random order, drawn from `seed`: in the
     order of the rows, equal vectors could score anything. Recall@n with n above the number of items is the recall of
     all items. `progress` is called with (images done, M) after every block, then with (iterations done, all iterations)
-    of k-means.
+    of k-means. With several processes, all call this with the same vectors; `process` = (rank, world size) compares its
+    part, and all return the scores. k-means is not distributed; each process may ask for it or not.
     """
     vectors = as_matrix(vectors, "vectors", min_rows=1 if gallery is not None else 2)  # (M, D)
     labels = as_labels(labels, len(vectors), "labels")  # (M,)
@@ -82,10 +85,12 @@ def evaluate(
     report = progress or (lambda done, total: None)
     count = min(int(max(1, *recall_at, positives.max())), len(items) - int(gallery is None))  # K
     per_image = torch.zeros(len(recall_at) + 2, len(vectors), dtype=torch.float64)  # (metrics, M)
-    for rows, nearest in nearest_in_blocks(queries, items, count):
+    for rows, nearest in nearest_in_blocks(queries, items, count, process):
         hits = item_classes[nearest] == query_classes[rows, None]  # (B, K)
         per_image[:, rows] = _metrics(hits, positives[rows], recall_at)
         report(rows.stop, len(vectors))
+    if process[1] > 1:
+        per_image = sum_over_processes(per_image)
     *recalls, r_precision, map_at_r = per_image.mean(1).tolist()  # (metrics, M) -> (metrics,)
     nmi_value, nmi_start = nmi(vectors, labels, seed=seed, progress=report) if cluster else (None, None)
     return Scores(

@@ -37,10 +37,12 @@ def neighbors(
     return torch.cat(indices).numpy(), torch.cat(distances).numpy()
 
 
-def nearest_in_blocks(queries: Tensor, items: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
+def nearest_in_blocks(
+    queries: Tensor, items: Tensor, count: int, process: tuple[int, int] = (0, 1)
+) -> Iterator[tuple[slice, Tensor]]:
     """Yields a slice of the queries (M,) and their nearest items (B, K), nearest first by distances in float32.
 
-    If items (G, D) and queries (M, D) are the same tensor, no query finds itself.
+    If items (G, D) and queries (M, D) are the same tensor, no query finds itself. Each process gets other blocks.
     """
     import faiss
 
@@ -52,7 +54,8 @@ def nearest_in_blocks(queries: Tensor, items: Tensor, count: int) -> Iterator[tu
     gallery, *_ = both = [(side * scale).float().numpy() for side in sides]
     vectors = both[-1]  # (M, D)
     block = max(1, min(BLOCK, MAX_ELEMENTS // count))
-    for start in range(0, len(vectors), block):
+    rank, world_size = process
+    for start in range(rank * block, len(vectors), world_size * block):
         rows = slice(start, min(start + block, len(vectors)))
         _, indices = faiss.knn(vectors[rows], gallery, count + same)  # (B, K); (B, K + 1) with itself
         if same:

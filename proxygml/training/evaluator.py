@@ -42,12 +42,10 @@ class Evaluator:
         return self.evaluate(self.embed(model, images, what), images, cluster=cluster)
 
     def evaluate(self, embeddings: Embeddings, images: ImageList, *, cluster: bool) -> evaluation.Scores:
-        """The scores of the images' embeddings, which the first process computes for all.
+        """The scores of the images' embeddings; processes share the search for neighbors, and the first one clusters.
 
         If the images have queries, those are searched for among the others.
         """
-        if not self.fabric.is_global_zero:
-            return cast(evaluation.Scores, self.fabric.broadcast(None))
         vectors, labels, gallery, gallery_labels = embeddings.vectors, embeddings.labels, None, None
         if images.queries is not None:
             gallery, gallery_labels = vectors[~images.queries], labels[~images.queries]
@@ -58,8 +56,9 @@ class Evaluator:
             gallery=gallery,
             gallery_labels=gallery_labels,
             recall_at=self.recipe.recall_at,
-            cluster=cluster,
+            cluster=cluster and self.fabric.is_global_zero,
             seed=self.recipe.seed,
+            process=(self.fabric.global_rank, self.fabric.world_size),
         )
         return self.fabric.broadcast(scores)
 

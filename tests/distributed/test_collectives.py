@@ -10,12 +10,14 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
-from proxygml import backbones, losses
+from proxygml import backbones, evaluation, losses
 from proxygml.distributed.batch_norm import JointBatchNorm, join_batch_norms
 from proxygml.distributed.collectives import average_gradients, gather_rows
+from proxygml.evaluation import search
 
 STEPS, BATCH, CLASSES = 7, 7, 4
 CPU = torch.device("cpu")
+WAYS = ("all among all", "in a gallery")
 METHODS = ("proxygml", "ms", "semihard", "softtriple", "contrastive")
 
 
@@ -35,6 +37,19 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def state(network: nn.Module, loss: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for module in (network, loss) for name, value in module.state_dict().items()}
+
+
+def scores(way: str, process: tuple[int, int] = (0, 1)) -> evaluation.Scores:
+    """The scores of random vectors, some of them equal, in blocks of 16."""
+    search.BLOCK = 16
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(40, (280,), generator=generator)
+    vectors = torch.randn(40, 8, generator=generator)[labels]
+    vectors += torch.randn(vectors.shape, generator=generator)
+    vectors[30:40] = vectors[50:60]
+    sides = {"gallery": vectors[100:], "gallery_labels": labels[100:]} if way == "in a gallery" else {}
+    asking = slice(0, 100 if sides else None)
+    return evaluation.evaluate(vectors[asking], labels[asking], **sides, cluster=False, process=process)
 
 
 def work(rank: int, size: int, folder: str) -> None:
@@ -60,6 +75,7 @@ def work(rank: int, size: int, folder: str) -> None:
     sparse.grad = torch.sparse_coo_tensor([[rank, 3]], [[3.0, 3.0], [rank, 0.0]], (4, 2), check_invariants=True)
     average_gradients([dense, sparse, nn.Parameter(torch.zeros(1))])
     found["averages"] = dense.grad, sparse.grad
+    found["scores"] = {way: scores(way, (rank, size)).to_json() for way in WAYS}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -154,3 +170,11 @@ def test_gpus_use_sync_batch_norm() -> None:
     assert not network[1].training
     for images, precision in ((1, torch.bfloat16), (0, torch.float32)):  # or statistics would differ in size
         assert network[1](torch.ones(images, 4, 2, 2, dtype=torch.bfloat16)).dtype == precision
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shared_evaluation(found: list[dict], way: str) -> None:
+    expected = scores(way).to_json()
+    assert 0 < expected["map_at_r"] < 1
+    for process in found:
+        assert process["scores"][way] == expected

@@ -64,7 +64,7 @@ SCRIPT = """
 import json, os, torch
 from pathlib import Path
 from lightning_fabric.plugins import MixedPrecision
-from proxygml.training import fabric
+from proxygml.distributed import fabric
 from proxygml.training import build
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.recipe import Recipe
