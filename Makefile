@@ -41,7 +41,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	for part in loss optimizer training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
+	for part in loss optimizer evaluation training; do $(BIN)/python -m benchmarks.$$part --quick || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 # pip-audit queries a vulnerability service. Both tools stay out of the environment they audit.

@@ -55,6 +55,21 @@ def optimizer_table(cases: dict) -> Table:
     return Table(("case", f"{names[0]}, ms", *names[1:], "MB of each"), tuple(rows))
 
 
+def evaluation_table(contenders: dict, differences: dict) -> Table:
+    ours = next(iter(contenders.values()))["ms"]
+    rows = [
+        (
+            name,
+            f"{timing['ms'] / 1000:.1f}",
+            f"{timing['ms'] / ours:.2f}",
+            f"{timing['mb']:,}",
+            f"{differences[name]:.1f}" if name in differences else "-",
+        )
+        for name, timing in contenders.items()
+    ]
+    return Table(("", "s", "relative", "MB", "difference"), tuple(rows))
+
+
 def search_table(cases: dict, queries: int) -> Table:
     rows = []
     for name, kinds in cases.items():
@@ -102,8 +117,8 @@ def plot(cases: dict, key: str, label: str, path: Path) -> None:
 
 def page() -> str:
     """The text of docs/performance.md."""
-    names = ("loss", "optimizer", "training", "search", "page", "startup")
-    loss, optimizer, training, search, browser, startup = (load(name) for name in names)
+    names = ("loss", "optimizer", "evaluation", "training", "search", "page", "startup")
+    loss, optimizer, evaluation, training, search, browser, startup = (load(name) for name in names)
     cars, sop = (loss["cases"][name]["contenders"] for name in ("Cars, batch 32", "SOP, batch 32"))
     peers = sorted({fastest_peer(case["contenders"]).removesuffix(" (PML)") for case in loss["cases"].values()})
     text = TEMPLATE.read_text().format(
@@ -121,6 +136,10 @@ def page() -> str:
         max_proxies=fused.MAX_PROXIES,
         chunk_elements=topk.CHUNK_ELEMENTS,
         optimizer=optimizer_table(optimizer["cases"]).to_markdown(),
+        images=evaluation["images"],
+        classes=evaluation["classes"],
+        dimension=evaluation["dimension"],
+        evaluation=evaluation_table(evaluation["contenders"], evaluation["query_differences"]).to_markdown(),
         vectors=search["vectors"],
         width=search["width"],
         search_machine=search["made_by"]["machine"],

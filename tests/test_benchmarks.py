@@ -15,7 +15,7 @@ from benchmarks.profiling import time_interleaved
 from proxygml.data import load
 
 ROOT = Path(__file__).parents[1]
-SMALLER = {"search": {"QUERIES": 100, "WIDTH": 32}}
+SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERIES": 100, "WIDTH": 32}}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ SMALLER = {"search": {"QUERIES": 100, "WIDTH": 32}}
     [
         ("methods --quick", ["| proxygml |", "| softtriple |"]),
         ("loss --quick --only 0", ["definition", "SoftTriple (PML)", "norms and products"]),
+        (
+            "evaluation --quick --dry-run --threads 1",
+            ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them only"],
+        ),
         pytest.param("startup --turns 1 --dry-run", ["import torch", "search RUN --image"], marks=pytest.mark.slow),
         (
             "search --vectors 10500 --dry-run",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from proxygml.evaluation.search import first_equal
 from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
 
 ITERATIONS = 25
@@ -31,7 +32,7 @@ def nmi(
     labels = as_labels(labels, len(vectors), "labels")  # (M,)
     centered = vectors - vectors.mean(0)  # (M, D); centered and scaled so that float32 keeps any spread
     points = centered.div_(max(float(centered.max()), -float(centered.min()), 1e-150)).float().numpy()  # (M, D)
-    clusters = min(len(labels.unique()), len(np.unique(points, axis=0)))  # k-means needs distinct points
+    clusters = min(len(labels.unique()), len(first_equal(points).unique()))  # k-means needs distinct points
     initialization = faiss.ClusteringInitialization(points.shape[1], clusters)  # type: ignore[attr-defined]  # no stub
     initialization.method = faiss.ClusteringInitMethod_KMEANS_PLUS_PLUS
     starts = STARTS if clusters <= MANY_CLUSTERS else 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxygml.distributed.collectives import sum_over_processes
 from proxygml.evaluation.clustering import nmi
-from proxygml.evaluation.search import nearest_in_blocks
+from proxygml.evaluation.ranks import ranks_of_positives
 from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
 
 
@@ -52,13 +52,14 @@ def evaluate(
     gallery_labels: np.ndarray | Tensor | None = None,
     cluster: bool = True,
     seed: int = 0,
+    block: int | None = None,
     process: tuple[int, int] = (0, 1),
     progress: Callable[[int, int], None] | None = None,
 ) -> Scores:
     """Scores of vectors (M, D) with integer labels (M,), ranked by Euclidean distance (cosine for unit vectors).
 
-    faiss searches each image among all others, or in gallery (G, D) with gallery_labels (G,) if given, in float32.
-    NMI (`cluster`) covers the M images either way. Items are searched in a random order, drawn from `seed`: in the
+    Each image is searched among all others, or in gallery (G, D) with gallery_labels (G,) if given. NMI (`cluster`)
+    covers the M images either way. Items at equal distance are ranked in a random order, drawn from `seed`: in the
     order of the rows, equal vectors could score anything. Recall@n with n above the number of items is the recall of
     all items. `progress` is called with (images done, M) after every block, then with (iterations done, all iterations)
     of k-means. With several processes, all call this with the same vectors; `process` = (rank, world size) compares its
@@ -82,13 +83,12 @@ def evaluate(
     classes = torch.cat([query_labels, item_labels]).unique(return_inverse=True)[1]  # (M + G,): labels as 0..C-1
     query_classes, item_classes = classes[: len(queries)], classes[len(queries) :]
     positives = item_classes.bincount(minlength=len(classes))[query_classes] - int(gallery is None)  # (M,): R
-    report = progress or (lambda done, total: None)
-    count = min(int(max(1, *recall_at, positives.max())), len(items) - int(gallery is None))  # K
+    depth, report = int(max(recall_at, default=1)), progress or (lambda done, total: None)
     per_image = torch.zeros(len(recall_at) + 2, len(vectors), dtype=torch.float64)  # (metrics, M)
-    for rows, nearest in nearest_in_blocks(queries, items, count, process):
-        hits = item_classes[nearest] == query_classes[rows, None]  # (B, K)
-        per_image[:, rows] = _metrics(hits, positives[rows], recall_at)
-        report(rows.stop, len(vectors))
+    sides = queries, query_classes, items, item_classes
+    blocks = ranks_of_positives(*sides, positives, depth=depth, block=block, process=process, progress=report)
+    for rows, ranks in blocks:
+        per_image[:, rows] = _metrics(ranks, positives[rows], recall_at)
     if process[1] > 1:
         per_image = sum_over_processes(per_image)
     *recalls, r_precision, map_at_r = per_image.mean(1).tolist()  # (metrics, M) -> (metrics,)
@@ -105,14 +105,18 @@ def evaluate(
     )
 
 
-def _metrics(hits: Tensor, positives: Tensor, recall_at: Sequence[int]) -> Tensor:
-    """Every recall@n, R-precision and MAP@R of each image: hits (B, K), R (B,) -> (metrics, B); 0 where R is 0.
+def _metrics(ranks: Tensor, positives: Tensor, recall_at: Sequence[int]) -> Tensor:
+    """Every recall@n, R-precision and MAP@R of each image: ranks (P,), positives (B,) -> (metrics, B); 0 where R is 0.
 
     R-precision is the fraction of positives among the R nearest. MAP@R ("A Metric Learning Reality Check", Musgrave et
     al. 2020) sums the precision at each of them and divides by R: unlike R-precision it depends on their order.
     """
-    places = torch.arange(1, hits.shape[1] + 1)  # (K,)
-    precision = hits.cumsum(1) / places.double()  # (B, K)
-    counted = (hits & (places <= positives[:, None])).double()  # (B, K)
-    sums = torch.stack([counted.sum(1), (counted * precision).sum(1)])  # (2, B)
-    return torch.stack([*(hits[:, : int(n)].any(1) for n in recall_at), *(sums / positives.clamp_min(1))])
+    image = torch.arange(len(positives)).repeat_interleave(positives)  # (P,)
+    first = positives.cumsum(0) - positives  # (B,)
+    precision = (torch.arange(1, len(ranks) + 1) - first[image]) / ranks.double()  # (P,)
+    counted = ranks <= positives[image]  # (P,)
+    nearest = torch.full(positives.shape, torch.inf, dtype=torch.float64)  # (B,)
+    nearest[positives > 0] = ranks[first[positives > 0]].double()
+    sums = torch.zeros(2, len(positives), dtype=torch.float64)  # (2, B)
+    sums.index_add_(1, image, torch.stack([counted, counted * precision]).double())
+    return torch.stack([*(nearest <= n for n in recall_at), *(sums / positives.clamp_min(1))])

@@ -38,6 +38,13 @@ def as_labels(labels: np.ndarray | Tensor, length: int, name: str) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
+def check_block(block: int) -> int:
+    """The block size, if it is positive."""
+    if block < 1:
+        raise ValueError(f"expected a block of 1 or more queries, got {block}: omit it for the default")
+    return block
+
+
 def check_seed(seed: int) -> int:
     """The seed, if faiss can take it."""
     if not 0 <= seed < 2**31:

@@ -1,15 +1,16 @@
 """Neighbors and scores against exact loops, other libraries and values computed by hand."""
 
 import json
+from contextlib import contextmanager
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxygml.evaluation import Scores, clustering, evaluate, neighbors, nmi, search
+from proxygml.evaluation import Scores, clustering, counting, evaluate, neighbors, nmi, ranks
 
 LABELS = [-7, 0, 3, 2**24, 2**24 + 1, 2**60, 2**60 + 1]  # gaps, a negative, pairs that floats would merge
 
@@ -46,6 +47,16 @@ def scores_by_loop(vectors, labels, gallery, gallery_labels, counts):
     return recalls, float(precision / len(vectors)), float(average / len(vectors)), lone
 
 
+@contextmanager
+def engine(name):
+    """Only the named engine computes ranks: "counting" or "search"."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "search":
+            patch.setattr(ranks, "MAX_COUNTED", -1)
+        patch.delattr(ranks, "nearest_in_blocks" if name == "counting" else "count_ranks")
+        yield
+
+
 def random_case(images=60, dimensions=16):
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 7, images)
@@ -53,20 +64,21 @@ def random_case(images=60, dimensions=16):
     return vectors.astype(np.float32), labels
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["counting", "search"])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), width=st.integers(1, 3), alone=st.booleans(), block=st.integers(1, 11))
-def test_scores_equal_exact_loop_with_ties(data, width, alone, block):
+@pytest.mark.slow
+def test_scores_equal_exact_loop_with_ties(name, data, width, alone, block):
     # A small integer grid is full of ties and duplicates. A common offset must not cost digits.
     item = st.tuples(st.tuples(*[st.integers(10**9, 10**9 + 3)] * width), st.sampled_from(LABELS))
     vectors, labels = zip(*data.draw(st.lists(item, min_size=2, max_size=10)), strict=True)
+    assume(name == "search" or len(set(vectors)) > 1)  # equal vectors are always searched
     items = data.draw(st.lists(item, min_size=1, max_size=10))
     gallery, gallery_labels = (None, None) if alone else zip(*items, strict=True)
     counts = data.draw(st.lists(st.integers(1, 14), max_size=4, unique=True))
     options = {"gallery": gallery, "gallery_labels": gallery_labels, "recall_at": counts}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "BLOCK", block)
-        scores = evaluate(np.array(vectors, dtype=np.float64), labels, cluster=False, **options)
+    with engine(name):
+        scores = evaluate(np.array(vectors, dtype=np.float64), labels, cluster=False, block=block, **options)
     recalls, precision, average, lone = scores_by_loop(vectors, labels, gallery, gallery_labels, counts)
     assert scores.recall == recalls
     assert [scores.r_precision, scores.map_at_r] == pytest.approx([precision, average], rel=1e-12, abs=0)
@@ -74,23 +86,23 @@ def test_scores_equal_exact_loop_with_ties(data, width, alone, block):
 
 
 @pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize("block", [1, 7, 1024])
-def test_neighbors_equal_exact_loop(unit, block, monkeypatch):
-    monkeypatch.setattr(search, "BLOCK", block)
+@pytest.mark.parametrize("block", [None, 1, 7, 64])
+def test_neighbors_equal_exact_loop(unit, block):
     vectors, _ = random_case(images=40, dimensions=9)
     vectors *= np.geomspace(0.1, 1000, 40, dtype=np.float32)[:, None]  # arbitrary norms
     if unit:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = [ranked(vector.tolist(), vectors.tolist(), own=i) for i, vector in enumerate(vectors)]
-    indices, distances = neighbors(vectors, count=39)
+    indices, distances = neighbors(vectors, count=39, block=block)
     assert indices.tolist() == expected
     exact = np.linalg.norm(vectors[:, None].astype(np.float64) - vectors[indices], axis=2)
     np.testing.assert_allclose(distances, exact, rtol=1e-9)
-    assert neighbors(vectors, count=5)[0].tolist() == [row[:5] for row in expected]
+    assert neighbors(vectors, count=5, block=block)[0].tolist() == [row[:5] for row in expected]
 
 
 @pytest.mark.parametrize("count", [1, 40, 300])
-def test_equal_vectors_are_at_distance_zero(count):
+@pytest.mark.parametrize("block", [None, 1, 37])
+def test_duplicates_are_ordered_by_index(count, block):
     generator = np.random.default_rng(1)
     distinct, which = generator.normal(size=(30, 512)), generator.integers(0, 30, 301)  # odd: equal columns round apart
     distinct[:, 0] = 0
@@ -98,9 +110,8 @@ def test_equal_vectors_are_at_distance_zero(count):
     np.fill_diagonal(squared, np.inf)
     vectors = distinct[which]
     vectors[-1, 0] = -0.0  # equals 0
-    indices, distances = neighbors(vectors, count=count)
-    np.testing.assert_allclose(distances**2, np.sort(squared, axis=1)[:, :count], rtol=1e-9)
-    assert (indices != np.arange(301)[:, None]).all()
+    indices, distances = neighbors(vectors, count=count, block=block)
+    assert (indices == squared.argsort(axis=1, kind="stable")[:, :count]).all()
     assert ((distances == 0) == (which[indices] == which[:, None])).all()
 
 
@@ -134,6 +145,91 @@ def test_metrics_of_one_query_by_hand():
     assert scores.map_at_r == pytest.approx((1 / 2 + 2 / 3) / 3)
 
 
+def unit_vectors(images=700):
+    """Signs / 8 and copies: unit vectors with products that are exact in float32 for any order of summation."""
+    generator = np.random.default_rng(0)
+    labels = generator.permutation(np.arange(images) % 60)
+    flipped = generator.random((images, 64)) < 0.3
+    signs = np.where((generator.random((60, 64)) < 0.5)[labels] ^ flipped, -1, 1)
+    signs[generator.integers(0, images, 150)] = signs[generator.integers(0, images, 150)]
+    return (signs / 8).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("name", ["counting", "search"])
+@pytest.mark.parametrize("index", ["IndexFlatIP", "IndexFlatL2"])
+def test_recall_equals_faiss(name, index):
+    import faiss
+
+    vectors, labels = unit_vectors()
+    exact = getattr(faiss, index)(64)
+    exact.add(vectors)
+    values, items = exact.search(vectors, len(vectors))  # (M, M) each
+    distances = np.empty(values.shape)
+    np.put_along_axis(distances, items, -values if index == "IndexFlatIP" else values, axis=1)
+    np.fill_diagonal(distances, np.inf)
+    drawn = np.array(in_tie_order(range(len(vectors))))  # (M,)
+    order = drawn[distances[:, drawn].argsort(axis=1, kind="stable")][:, :-1]  # (M, M - 1); without itself
+    first_hit = (labels[order] == labels[:, None]).argmax(axis=1)  # (M,)
+    counts = range(1, len(vectors))
+    with engine(name):
+        scores = evaluate(vectors, labels, recall_at=counts, cluster=False)
+    assert scores.recall == {n: (first_hit < n).mean() for n in counts}
+    ordered = np.sort(distances, axis=1)
+    tied = (ordered[:, :-2] == ordered[:, 1:-1]).mean()
+    assert tied > 0.9
+    assert 0.1 < scores.recall[1] < 0.8
+
+
+@pytest.mark.parametrize("gap", [1e-4, 1e-8, 1e-12])
+@pytest.mark.slow
+def test_counting_resolves_float32_ties_in_float64(gap):
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(6, 12))[np.arange(72) % 6] + gap * generator.normal(size=(72, 12))
+    labels = generator.integers(0, 20, 72)
+    with engine("counting"):
+        counted = evaluate(vectors, labels, recall_at=range(1, 30), cluster=False)
+    recalls, precision, average, lone = scores_by_loop(vectors.tolist(), labels, None, None, range(1, 30))
+    assert (counted.recall, counted.lone_queries) == (recalls, lone)
+    assert [counted.r_precision, counted.map_at_r] == pytest.approx([precision, average], rel=1e-12)
+
+
+def test_products_bound_distances():
+    generator = np.random.default_rng(0)
+    vectors = torch.from_numpy(generator.normal(size=(300, 700)) * np.geomspace(1e-9, 1e9, 300)[:, None])
+    vectors[150:] = vectors[:150] * (1 + 1e-5 * torch.from_numpy(generator.normal(size=(150, 1))))  # these cancel
+    side = counting._prepare(vectors, torch.zeros(300, dtype=torch.int64), vectors[0])
+    left = torch.cat([-side.rounded[:, :-2], side.rounded[:, -2:].flip(1)], 1)
+    bounds, exact = (left @ side.rounded.T).double(), counting._distances(vectors, vectors)  # (M, M) each
+    assert (bounds <= exact).all()
+    assert (exact <= bounds + side.slack[:, None] + side.slack).all()
+
+
+def test_counting_is_chosen_where_float32_suffices(monkeypatch):
+    def countable(vectors, positives=5):
+        vectors = torch.from_numpy(vectors).double()
+        return ranks._countable(vectors, vectors, torch.full((len(vectors),), positives), vectors[0])
+
+    vectors, _ = random_case(images=600, dimensions=64)
+    assert countable(vectors)
+    assert countable(1e8 * vectors)
+    assert not countable(1e12 * vectors)
+    assert not countable(1e-12 * vectors)
+    assert not countable(vectors, positives=2000)
+    assert not countable(vectors[np.arange(600) % 4])  # 150 copies of each
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_matmul_precision_does_not_matter(precision):
+    vectors, labels = random_case(images=100, dimensions=200)
+    expected = evaluate(vectors, labels, cluster=False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert evaluate(vectors, labels, cluster=False) == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_scores_equal_pytorch_metric_learning(with_gallery):
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -158,6 +254,20 @@ def test_lone_queries_are_misses():
     assert evaluate(vectors, np.arange(4), cluster=False).recall[1] == 0
 
 
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_engines_and_block_sizes_agree(with_gallery):
+    vectors, labels = random_case(images=60, dimensions=300)
+    vectors[30:45] = vectors[:15]
+    options = {"gallery": vectors[25:], "gallery_labels": labels[25:]} if with_gallery else {}
+    scores = []
+    for name in ("counting", "search"):
+        with engine(name):
+            for block in (None, 1, 15, 16, 30, 59, 500):  # even and odd numbers of blocks, one, and a rest
+                scores += [evaluate(vectors, labels, recall_at=range(1, 20), cluster=False, block=block, **options)]
+    assert all(score == scores[0] for score in scores)
+    assert list(scores[0].recall.values()) == sorted(scores[0].recall.values())
+
+
 def test_dtypes_give_equal_scores():
     vectors, labels = random_case()
     vectors = torch.from_numpy(vectors).bfloat16()  # exact in every type below
@@ -169,10 +279,11 @@ def test_dtypes_give_equal_scores():
         assert evaluate(form, labels.astype(np.uint8), cluster=False) == expected
 
 
-def test_progress_is_reported(monkeypatch):
-    monkeypatch.setattr(search, "BLOCK", 4)
+@pytest.mark.parametrize("name", ["counting", "search"])
+def test_progress_is_reported(name):
     (vectors, labels), calls = random_case(images=10), []
-    evaluate(vectors, labels, progress=lambda done, total: calls.append((done, total)))
+    with engine(name):
+        evaluate(vectors, labels, block=4, progress=lambda done, total: calls.append((done, total)))
     assert calls[:3] == [(4, 10), (8, 10), (10, 10)]
     assert calls[3:] == sorted(calls[3:])
     assert (calls[3], calls[-1]) == ((1, 250), (250, 250))  # 25 iterations of ten starts
@@ -262,6 +373,7 @@ INVALID = {
     r"integers from 1.*\[1.5\]": lambda: evaluate(SIX, ONES, recall_at=[1.5]),
     r"seed from 0 to 2\*\*31 - 1, got 2147483648": lambda: evaluate(SIX, ONES, seed=2**31),
     r"seed from 0 to 2\*\*31 - 1, got -1": lambda: nmi(SIX, ONES, seed=-1),
+    "block of 1 or more queries, got 0": lambda: evaluate(SIX, ONES, block=0),
     "got only one: pass both or neither": lambda: evaluate(SIX, ONES, gallery=SIX),
     "together.*pass both or neither": lambda: evaluate(SIX, ONES, gallery_labels=ONES),
     r"gallery.*1 or more, 2\).*\(3, 1\)": lambda: evaluate(SIX, ONES, gallery=SIX[:, :1], gallery_labels=ONES),
@@ -275,3 +387,18 @@ INVALID = {
 def test_invalid_input_raises(message):
     with pytest.raises(ValueError, match=message):
         INVALID[message]()
+
+
+@pytest.mark.parametrize("name", ["counting", "search"])
+@pytest.mark.slow
+def test_memory_stays_far_below_all_pairs(name):
+    from torch.profiler import ProfilerActivity, profile
+
+    generator = np.random.default_rng(0)
+    vectors, labels = generator.normal(size=(2000, 20)), generator.permutation(np.arange(2000) // 4)
+    with engine(name), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        evaluate(vectors, labels, recall_at=(1, 1000), cluster=False, block=100)
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    assert max(changes) <= 8 * max(2000 * 22, 100 * (100 if name == "counting" else 2000))
+    assert 0 < max(np.cumsum(changes)) < 8 * 2000 * 2000 / 2  # all pairs: 8 * 2000 * 2000
