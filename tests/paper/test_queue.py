@@ -186,7 +186,7 @@ run_queue()
 """
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen([sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": path})
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not list(WORK.glob("*/last.pt")):  # the first run has finished an epoch
         assert time.monotonic() < deadline, "no checkpoint after two minutes"
         assert process.poll() is None

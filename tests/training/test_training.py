@@ -218,7 +218,7 @@ class TestAStoppedRun:
         process = subprocess.Popen(
             self.command(*self.OPTIONS, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while not (folder / "last.pt").exists():
             assert time.monotonic() < deadline, "no checkpoint after two minutes"
             assert process.poll() is None, process.stderr.read()
