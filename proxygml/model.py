@@ -63,16 +63,30 @@ class Model:
     """The trained network of a run, loaded at its first use, on `device`.
 
     By default, that is the recipe's device if this machine has it, or else the CPU. `data` is the folder of the run's
-    images if they have moved. Embedding leaves torch's random state unchanged.
+    images if they have moved. `workers` processes decode images, `batch_size` are embedded at a time (default: as in
+    training, at least 128). Embedding leaves torch's random state unchanged.
     """
 
-    def __init__(self, run: Run | str | Path, *, device: str | None = None, data: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        run: Run | str | Path,
+        *,
+        device: str | None = None,
+        data: str | Path | None = None,
+        workers: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
         if not isinstance(run, Run):
             kind_of(run, ("run",))
             run = Run.open(run)
         self.run, self.recipe = run, run.recipe
         if data is not None:
             self.recipe = self.recipe.changed({"data": os.path.abspath(data)})
+        self.workers = self.recipe.workers if workers is None else workers
+        self.batch_size = max(128, self.recipe.batch_size) if batch_size is None else batch_size
+        for name, minimum in (("workers", 0), ("batch_size", 1)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"expected {name} of at least {minimum}, got {getattr(self, name)}")
         found = build.find_device(device or self.recipe.device)
         if found is None and device is not None:
             raise ValueError(f"device {device} is not available: use --device cpu or auto")
@@ -113,7 +127,7 @@ class Model:
     def embed(self, images: ImageList, progress: Callable[[int, int], None] | None = None) -> Embeddings:
         """Embeddings of images; if torch.distributed is initialized, every process embeds a part and gets all."""
         crops, paths = build.test_crops(self.recipe, images), np.asarray(images.paths)
-        result = self._embed(crops, paths, workers=self.recipe.workers, progress=progress)
+        result = self._embed(crops, paths, workers=self.workers, progress=progress)
         return replace(result, class_names=np.asarray(images.class_names), model=self.model_id)
 
     def _embed(
@@ -135,9 +149,12 @@ class Model:
                 self.network,
                 crops,
                 paths,
-                batch_size=max(128, self.recipe.batch_size),
+                batch_size=self.batch_size,
                 workers=workers,
                 device=self.device,
                 process=(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1),
                 progress=progress,
             )
+
+
+LoadModel = Callable[..., Model]  # path, data=folder -> its model

@@ -8,7 +8,7 @@ from pathlib import Path
 from proxygml import embeddings, files
 from proxygml.display import Progress, no_progress
 from proxygml.embeddings import Embeddings
-from proxygml.model import Model, kind_of
+from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import add_images
 from proxygml.retrieval.contents import build_lock, erase
@@ -23,16 +23,16 @@ def open_vectors(
     *,
     split: Split = "all",
     data: Path | None = None,
-    device: str | None = None,
+    load: LoadModel = Model,
     progress: Progress = no_progress,
 ) -> Embeddings | Index:
     """The embeddings in an .npz, an index, or those of a run's images.
 
-    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `device` embeds them.
+    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `load` opens the model.
     """
     match kind_of(location, ("run", "embeddings", "index")):
         case "run":
-            parts = list(run_parts(Model(location, data=data, device=device), split, progress=progress).values())
+            parts = list(run_parts(load(location, data=data), split, progress=progress).values())
             return parts[0] if len(parts) == 1 else embeddings.concatenate([read_all(index) for index in parts])
         case "embeddings":
             return Embeddings.load(Path(location))

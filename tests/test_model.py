@@ -205,6 +205,24 @@ class TestModel:
         np.testing.assert_array_equal(result.vectors, expected.vectors)
         assert result.model == trained_run.model_id
 
+    def test_workers_and_batch_size(self, trained_run: Run, photos: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+        seen, loader = [], torch.utils.data.DataLoader
+
+        def spy(dataset, *, batch_size: int, num_workers: int) -> object:
+            seen.append((batch_size, num_workers))
+            return loader(dataset, batch_size=batch_size)
+
+        monkeypatch.setattr(torch.utils.data, "DataLoader", spy)
+        options = ["--workers", 1, "--batch-size", 3, "--device", "cpu"]
+        run_command(capsys, "embed", trained_run.folder, "--out", tmp_path / "test.npz", *options)
+        index = ["index", "build", photos, "--out", tmp_path / "index", "--run", trained_run.folder]
+        run_command(capsys, *index, *options)
+        run_command(capsys, "search", tmp_path / "index", "--image", photos / "loose.png", "--batch-size", 2)
+        assert seen == [(3, 1), (3, 1), (2, 0)]
+        for option in (["--workers", -1], ["--batch-size", 0]):
+            line = failure(capsys, "embed", trained_run.folder, "--out", tmp_path / "test.npz", *option)
+            assert re.match(r"error: expected (workers of at least 0, got -1|batch_size of at least 1, got 0)$", line)
+
     def test_unreadable_file_is_named(self, trained_run: Run, tmp_path: Path) -> None:
         (tmp_path / "a.jpg").write_bytes(b"")
         with pytest.raises(ValueError, match=r"a.jpg cannot be read: "):

@@ -9,15 +9,16 @@ from typing import Annotated
 
 import tyro
 
+from proxygml.cli.options import Hardware
 from proxygml.display import messages, output, show_progress
-from proxygml.training.recipe import Device, Split
+from proxygml.training.recipe import Split
 
 
 def browse(
     space: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
+    hardware: Hardware,
     split: Split = "all",
     data: Path | None = None,
-    device: Device | None = None,
     host: str = "127.0.0.1",
     port: int = 8765,
     open: bool = True,
@@ -31,9 +32,9 @@ def browse(
 
     Args:
         space: Folder of a run, an .npz with `vectors` and `labels`, or folder or address of an index.
+        hardware: What embeds images.
         split: Training images, test images or all images of a run; the proxies belong to the training classes.
         data: Folder of the images, if they have moved.
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
         host: Address to listen on; on any other than 127.0.0.1, everyone with the printed address (it contains a token)
             can see the images.
         port: Port to listen on; 0 takes a free one.
@@ -51,7 +52,7 @@ def browse(
     # Listen first: embedding may take minutes.
     with listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="proxygml-") as folder:
         with show_progress() as progress:
-            opened = open_space(space, split=split, data=data, device=device, progress=progress)
+            opened = open_space(space, split=split, data=data, load=hardware.load, progress=progress)
         name = f"[{host}]" if ":" in host else host
         token = None if host in LOOPBACK else new_token()
         address = f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else "")

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from proxygml.cli.options import Hardware
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
-from proxygml.training.recipe import Device, Split
+from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
@@ -17,31 +18,29 @@ if TYPE_CHECKING:
 
 def embed(
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    hardware: Hardware,
     *,
     out: Path,
     split: Split | None = None,
     dataset: str | None = None,
     data: Path | None = None,
-    device: Device | None = None,
     skip_broken: bool = False,
 ) -> None:
     """Embed images with the network of a run, and write vectors, labels and paths to one .npz.
 
     Args:
         run: Folder of a trained run.
+        hardware: What embeds images.
         out: The .npz to write.
         split: The test or the training half of the dataset, or all of it (default: all of your own --data, otherwise
             test).
         dataset: Another dataset than the run's own.
         data: Folder of that dataset, or of the run's own, if it has moved. Without --dataset, for a run on glyphs: a
             folder of images, one folder per class.
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
     with resume_hint(lambda: "the same command starts again"):
-        from proxygml.model import Model
-
-        model = Model(run, device=device)
+        model = hardware.load(run)
         join_processes()
         if data is not None and model.recipe.dataset == "glyphs":
             dataset = dataset or "folder"
@@ -81,10 +80,10 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Progres
 
 def evaluate(
     embeddings: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
+    hardware: Hardware,
     gallery: str | None = None,
     split: Split = "test",
     data: Path | None = None,
-    device: Device | None = None,
     recall_at: tuple[int, ...] = (1, 2, 4, 8),
     cluster: bool = True,
     seed: int = 0,
@@ -95,10 +94,10 @@ def evaluate(
     Args:
         embeddings: An .npz with `vectors` (M, D) and `labels` (M,), from `proxygml embed` or your own; a run (its test
             images); or an index.
+        hardware: What embeds images.
         gallery: Other vectors to search in; without it, each vector is searched among all others.
         split: The images of a run: only classes of its test images are new to it.
         data: Folder of the run's images, if they have moved.
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
         recall_at: The n of Recall@n.
         cluster: Also cluster the vectors and report NMI.
         seed: Of the clustering.
@@ -110,7 +109,7 @@ def evaluate(
     with show_progress() as progress:
 
         def read(location: str) -> "Embeddings":
-            return read_all(open_vectors(location, split=split, data=data, device=device, progress=progress))
+            return read_all(open_vectors(location, split=split, data=data, load=hardware.load, progress=progress))
 
         queries, searched = read(embeddings), None if gallery is None else read(gallery)
         scores = score(

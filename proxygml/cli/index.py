@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from proxygml.cli.options import SILENT, Hardware
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, messages, output, show_progress
-from proxygml.training.recipe import Device, Split
+from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,6 @@ Location = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
 FolderLocation = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 SOURCES: tuple["Kind", ...] = ("embeddings", "images", "index", "run")
 IndexKind = Literal["exact", "hnsw", "ivf-pq"]
-SILENT = tyro.conf.arg(help_behavior_hint="")  # the help says what happens without the option
 SourceLocation = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NPZ|IMAGES|INDEX|RUN"), SILENT]
 
 
@@ -45,7 +45,6 @@ class Items:
         dataset: A dataset, instead of a source.
         data: Folder of that dataset, or of the run's images if they have moved.
         split: Which images (default: all of a run, test of a dataset).
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
     """
 
     source: SourceLocation = None
@@ -53,13 +52,12 @@ class Items:
     dataset: Annotated[str | None, SILENT] = None
     data: Annotated[Path | None, SILENT] = None
     split: Annotated[Split | None, SILENT] = None
-    device: Annotated[Device | None, SILENT] = None
 
     def __post_init__(self) -> None:
         if (self.source is None) == (self.dataset is None):
             raise ValueError("expected an .npz, a folder of images, an index or a run; or --dataset NAME")
 
-    def open(self, model: "Model | None") -> "Source":
+    def open(self, model: "Model | None", hardware: Hardware) -> "Source":
         """The vectors, or the images that this model embeds."""
         from proxygml.data import load
         from proxygml.data.folder import images_below
@@ -69,7 +67,7 @@ class Items:
         if self.source is not None and kind_of(self.source, SOURCES) != "images":
             split = self.split or "all"
             with show_progress() as progress:
-                return open_vectors(self.source, split=split, data=self.data, device=self.device, progress=progress)
+                return open_vectors(self.source, split=split, data=self.data, load=hardware.load, progress=progress)
         if model is None:
             raise ValueError("images need --run RUN, a trained run that embeds them")
         if self.source is not None:
@@ -91,17 +89,18 @@ class Items:
         return str(IndexURL.parse(self.source)) if is_url(self.source) else os.path.abspath(self.source)
 
 
-def build(items: Items, *, out: str, kind: Annotated[IndexKind | None, SILENT] = None) -> None:
+def build(items: Items, hardware: Hardware, *, out: str, kind: Annotated[IndexKind | None, SILENT] = None) -> None:
     """Build an index; after Ctrl-C, a kill or a full disk the same command continues.
 
     Args:
         items: What goes into it.
+        hardware: What embeds images.
         out: A new folder, or postgresql://USER@HOST/DATABASE?index=NAME.
         kind: How to search (default: by the number of vectors, see docs/search.md).
     """
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Model, kind_of
+    from proxygml.model import kind_of
     from proxygml.retrieval import Index, is_url
     from proxygml.retrieval.contents import build_lock
     from proxygml.retrieval.validation import checked_blocks
@@ -109,8 +108,8 @@ def build(items: Items, *, out: str, kind: Annotated[IndexKind | None, SILENT] =
     run = items.run
     if run is None and items.source is not None and kind_of(items.source, SOURCES) == "run":
         run = Path(items.source)
-    model = None if run is None else Model(run, device=items.device)
-    source = items.open(model)
+    model = None if run is None else hardware.load(run)
+    source = items.open(model, hardware)
     if isinstance(source, ImageList):
         dim, model_id = cast("Model", model).recipe.embedding_dim, cast("Model", model).model_id
     else:
@@ -135,20 +134,20 @@ def build(items: Items, *, out: str, kind: Annotated[IndexKind | None, SILENT] =
         _fill(index, source, model)
 
 
-def add(index: Location, items: Items) -> None:
+def add(index: Location, items: Items, hardware: Hardware) -> None:
     """Add to an index; paths that it contains already stay unchanged.
 
     Args:
         index: Folder of the index, or its address postgresql://...
         items: What to add.
+        hardware: What embeds images.
     """
-    from proxygml.model import Model
     from proxygml.retrieval import Index
 
     opened = Index.open(index)
     folder = items.run or opened.model_folder()
-    model = None if folder is None else Model(folder, device=items.device)
-    _fill(opened, items.open(model), model)
+    model = None if folder is None else hardware.load(folder)
+    _fill(opened, items.open(model, hardware), model)
 
 
 def remove(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from proxygml.cli.options import Hardware
 from proxygml.display import in_one_line, messages, output, show_progress, show_table
-from proxygml.training.recipe import Device, Split
+from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 def search(
     index: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
+    hardware: Hardware,
     image: tuple[Path, ...] = (),
     vectors: Path | None = None,
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10,
     run: Path | None = None,
     split: Split = "all",
     data: Path | None = None,
-    device: Device | None = None,
     json: bool = False,
 ) -> None:
     """Find the items most similar to some images: `proxygml search RUN --image photo.jpg -n 10`.
@@ -31,32 +32,32 @@ def search(
     Args:
         index: Where to search: a run (its images, which are embedded the first time), an .npz of embeddings, or an
             index, by its folder or its address postgresql://...
+        hardware: What embeds images.
         image: Images to search for.
         vectors: Or an .npz of embeddings to search for, thousands of them.
         count: How many items to find for each.
         run: The run that embeds the images, if the index does not contain its network.
         split: Search only in the training or test images of a run.
         data: Folder of the run's images, if they have moved.
-        device: Accelerator that embeds images (default: the run's, if this machine has it).
         json: Print the hits as JSON.
     """
     if bool(image) == (vectors is not None):
         raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
 
     from proxygml.embeddings import Embeddings
-    from proxygml.model import Model, kind_of
+    from proxygml.model import kind_of
     from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
     from proxygml.vectors import open_vectors
 
     with show_progress() as progress:
-        source = open_vectors(index, split=split, data=data, device=device, progress=progress)
+        source = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
     if vectors is None:
         folder = run or (Path(index) if kind_of(index) == "run" else opened.model_folder())
         if folder is None:
             raise ValueError(f"{index} does not contain the network of its vectors: name its run with --run RUN")
-        names, model = [str(path) for path in image], Model(folder, device=device)
+        names, model = [str(path) for path in image], hardware.load(folder)
         check_model(model.model_id, opened.model, index)
         queries = model.encode(image)
     else:

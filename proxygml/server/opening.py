@@ -12,7 +12,7 @@ from PIL import Image
 from proxygml.data import ImageList, open_image
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, concatenate
-from proxygml.model import Model, kind_of
+from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import item_name
 from proxygml.server.space import Proxies, Space
@@ -25,14 +25,14 @@ OpenImage = Callable[[int], Image.Image]
 
 
 def open_space(
-    location: str, *, split: Split = "all", data: Path | None, device: str | None = None, progress: Progress
+    location: str, *, split: Split = "all", data: Path | None, load: LoadModel = Model, progress: Progress
 ) -> Space:
-    """A run, an .npz or an index; `data` is the folder of its images if they have moved."""
+    """A run, an .npz or an index; `data` is the folder of its images if they have moved; `load` opens the model."""
     path = Path(location)
     model: Model | None = None
     open_one: OpenImage | None
     if kind_of(location, ("run", "embeddings", "index")) == "run":
-        name, model = f"{path.resolve().name}, {SPLIT_NAMES[split]} images", Model(path, data=data, device=device)
+        name, model = f"{path.resolve().name}, {SPLIT_NAMES[split]} images", load(path, data=data)
         parts = run_parts(model, split, progress=progress)
         embeddings, open_one = _open_listed(parts, _load_images(model))
     else:
@@ -43,7 +43,7 @@ def open_space(
             open_one = _open_files(embeddings.paths, roots, confined=True)
             return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
         folder = source.model_folder()  # queries are embedded by the network that an index may contain
-        name, model = source.location, None if folder is None else Model(folder, device=device)
+        name, model = source.location, None if folder is None else load(folder)
         paths = embeddings.paths if data is None else _moved_paths(embeddings.paths, data)
         open_one = _open_files(paths, [Path()], confined=False)
         if open_one is None and Path(str(paths[0])).is_absolute():
