@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from proxygml.losses.proxygml.module import ProxyGMLLoss
     from proxygml.losses.proxygml.settings import ProxyGMLSettings
     from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss
+    from proxygml.model import Model, load
     from proxygml.optim import RowAdam
     from proxygml.retrieval import Index
     from proxygml.training.recipe import Recipe
     from proxygml.training.run import Run
-    from proxygml.training.start import train
+    from proxygml.training.start import resume, train
 
 __all__ = [
     "Embeddings",
     "Index",
+    "Model",
     "ProxyGMLEmbedding",
     "ProxyGMLLoss",
     "ProxyGMLSettings",
@@ -33,12 +35,15 @@ __all__ = [
     "__version__",
     "embed",
     "evaluate",
+    "load",
     "proxygml_loss",
+    "resume",
     "train",
 ]
 _MODULES = {
     "Embeddings": "embeddings",
     "Index": "retrieval",
+    "Model": "model",
     "ProxyGMLEmbedding": "features.estimator",
     "ProxyGMLLoss": "losses.proxygml.module",
     "ProxyGMLSettings": "losses.proxygml.settings",
@@ -49,7 +54,9 @@ _MODULES = {
     "ShardedProxyGMLLoss": "losses.proxygml.sharded",
     "embed": "embeddings",
     "evaluate": "evaluation",
+    "load": "model",
     "proxygml_loss": "losses.proxygml.definition",
+    "resume": "training.start",
     "train": "training.start",
 }
 

@@ -50,8 +50,8 @@ output = PlainConsole(width=None if sys.stdout.isatty() else 1000)  # a pipe has
 messages = PlainConsole(stderr=True)
 
 
-def show_scores(rows: dict[str, dict], *, heading: str, baseline: str = "") -> None:
-    """Print a table with one row per name, in percent, with differences to the row `baseline` if there is one."""
+def score_table(rows: dict[str, dict], *, heading: str, baseline: str = "") -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of scores by name, in percent, with differences to the row `baseline` if there is one."""
     recalls = {key: f"R{key[6:]}" for key in next(iter(rows.values())) if key.startswith("recall@")}
     metrics = {**recalls, "map_at_r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
     columns = [heading, *metrics.values()]
@@ -64,7 +64,12 @@ def show_scores(rows: dict[str, dict], *, heading: str, baseline: str = "") -> N
         columns.append(f"{recalls[first]} vs. {baseline.split()[0]}")
         for line, row in zip(cells, rows.values(), strict=True):
             line.append(f"{100 * (row[first] - rows[baseline][first]):+.1f}" if line[0] != baseline else "")
-    show_table(columns, cells)
+    return columns, cells
+
+
+def show_scores(rows: dict[str, dict], *, heading: str, baseline: str = "") -> None:
+    """Print a `score_table`, and what to keep in mind."""
+    show_table(*score_table(rows, heading=heading, baseline=baseline))
     lone, images, classes = (max(row[key] for row in rows.values()) for key in ("lone_queries", "images", "classes"))
     if lone:
         output.print(f"{lone} queries have no image of their class to find: each counts as a miss")
@@ -131,3 +136,15 @@ def show_progress() -> Iterator[Progress]:
 
     with bars:
         yield report
+
+
+@contextmanager
+def shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The callback for a caller's choice: True shows bars, False nothing, or the caller's own."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with show_progress() as report:
+            yield report
+    else:
+        yield no_progress

@@ -75,6 +75,7 @@ def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> 
             _follow_images(index, model, split)
             return index
         index.close()
+    model.require_network()
     images = model.load_images()[split]
     with ExitStack() as stack:
         try:

@@ -43,13 +43,13 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
 
 @pytest.fixture(scope="session")
 def exported_folder(trained_run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `proxygml export` writes for the tiny run."""
+    """What `proxygml export --onnx` writes for the tiny run."""
     pytest.importorskip("onnxscript", reason='onnxscript is not installed: pip install "proxygml[export]"')
     pytest.importorskip("onnxruntime", reason='onnxruntime is not installed: pip install "proxygml[export]"')
-    from proxygml.export.write import export_run
+    from proxygml.model import Model
 
     folder = tmp_path_factory.mktemp("exported")
-    export_run(trained_run, folder)
+    Model(trained_run).export(folder, onnx=True)
     return folder
 
 

@@ -143,11 +143,12 @@ def every_kind(tmp_path: Path, trained_run: Run, photos: Path) -> dict[str, obje
     np.savez(tmp_path / "vectors.npz", vectors=np.eye(3), labels=np.arange(3))
     Index.create(tmp_path / "index", dim=3)
     (tmp_path / "model.onnx").write_bytes(b"")
+    model.Model(trained_run).export(tmp_path / "model")
     return {
         "run": trained_run.folder,
+        "model": tmp_path / "model",
         "embeddings": tmp_path / "vectors.npz",
         "index": tmp_path / "index",
-        "export": tmp_path / "model.onnx",
         "images": photos,
     }
 
@@ -158,8 +159,11 @@ def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
     assert model.kind_of("postgresql://me@server/photos?index=birds") == "index"
     with pytest.raises(FileNotFoundError, match=r"no does not exist: expected the folder of a run or an .npz of"):
         model.kind_of(tmp_path / "no", ("run", "embeddings"))
-    with pytest.raises(ValueError, match=r"expected the folder of a run, got .*model.onnx, an exported model$"):
-        model.kind_of(every_kind["export"], ("run",))
+    with pytest.raises(ValueError, match=r"expected the folder of a run, got .*model, a model folder$"):
+        model.kind_of(every_kind["model"], ("run",))
+    for file in ("model.onnx", "model/model.safetensors"):
+        with pytest.raises(ValueError, match=rf"or a model folder, got .*{file}, a file of a model: name its folder$"):
+            model.kind_of(tmp_path / file, ("run", "model"))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +173,8 @@ def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
         (["evaluate", "LOCATION"], ("run", "embeddings", "index")),
         (["browse", "LOCATION", "--no-open", "--port", "0"], ("run", "embeddings", "index")),
         (["index", "build", "LOCATION", "--out", "new"], ("embeddings", "images", "index", "run")),
-        (["embed", "LOCATION", "--out", "new.npz"], ("run",)),
-        (["export", "LOCATION", "new"], ("run",)),
+        (["embed", "LOCATION", "--out", "new.npz"], ("run", "model")),
+        (["export", "LOCATION", "new"], ("run", "model")),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -410,7 +414,7 @@ class TestVectors:
             ["index", "build", url, "--out", tmp_path / "i"],
         ):
             assert "secret" not in run_command(capsys, *command)
-        with pytest.raises(ValueError, match="expected the folder of a run, got") as caught:
+        with pytest.raises(ValueError, match="expected the folder of a run or a model folder, got") as caught:
             model.Model(url)
         assert "secret" not in str(caught.value)
 

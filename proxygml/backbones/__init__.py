@@ -93,12 +93,15 @@ BACKBONES = {  # name: module, class, arguments
 }
 
 
-def build_trunk(name: str) -> Trunk:
-    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its pretrained weights."""
+def build_trunk(name: str, config_folder: Path | None = None) -> Trunk:
+    """One of BACKBONES with random weights, or hf:NAME_OR_FOLDER with its pretrained weights.
+
+    `config_folder` builds an hf: trunk without a download, with random weights.
+    """
     if name.startswith("hf:"):
         from proxygml.backbones.transformers import TransformersTrunk
 
-        return TransformersTrunk(name)
+        return TransformersTrunk(name, config_folder)
     if name not in BACKBONES:
         raise unknown_name("a backbone", name, [*BACKBONES, "hf:NAME_OR_FOLDER"])
     module, network, arguments = BACKBONES[name]

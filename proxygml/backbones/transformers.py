@@ -23,7 +23,8 @@ ARCHITECTURES = {  # by the model_type in config.json: class in transformers, an
     "convnextv2": ("ConvNextV2Model", "maps"),
     "resnet": ("ResNetModel", "maps"),
 }
-FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
+CONFIG_FILES = ("config.json", "preprocessor_config.json")
+FILES = [*CONFIG_FILES, "model*.safetensors", "model.safetensors.index.json"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -38,18 +39,19 @@ class TransformersTrunk(Trunk):
     is_pretrained = True
     weights_from = "weights of hf: backbones are the safetensors files of the hub model or of the folder"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, config_folder: Path | None = None) -> None:
+        """With the pretrained weights, or with random ones if a folder with CONFIG_FILES is given."""
         super().__init__()
         transformers = library("transformers", extra="hub", user="an hf: backbone")
         name = name.removeprefix("hf:")
-        folder = fetch(name)
+        self.config_folder = folder = config_folder or fetch(name)
         model_type = _read_json(folder / "config.json").get("model_type")
         if model_type not in ARCHITECTURES:
             raise ValueError(f"hf:{name} is of type {model_type!r}: expected one of {', '.join(ARCHITECTURES)}")
         class_name, self.output = ARCHITECTURES[model_type]
         network_class = getattr(transformers, class_name)
         config = network_class.config_class.from_pretrained(folder)
-        self.network = _load(network_class, config, folder, name)
+        self.network = network_class(config) if config_folder else _load(network_class, config, folder, name)
         _remove_unused(self.network)
         self.channels: int = config.hidden_sizes[-1] if self.output == "maps" else config.hidden_size
         self.stage_channels = {"network": self.channels}

@@ -11,25 +11,29 @@ from proxygml.display import output, show_progress
 def export(
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")],
+    onnx: bool = False,
+    license: str | None = None,
     data: Path | None = None,
 ) -> None:
-    """Export the trained network of a run to a folder that works without proxygml and PyTorch.
+    """Export the trained network of a run to a folder that works anywhere.
 
-    It contains the network as ONNX and a Python script that turns image files into vectors with numpy, Pillow and
-    onnxruntime. The network is compared with PyTorch on test images of the run; an export that differs by more than
-    0.0001 is discarded.
+    It contains weights, preprocessing, recipe, scores, pictures and a model card; `proxygml.load("FOLDER")` opens it,
+    and so do commands that take a run to embed images. With --onnx, it also works without proxygml and PyTorch.
 
     Args:
-        run: Folder of a trained run.
+        run: Folder of a trained run, or an exported model.
         out: The folder to write: new, empty, or an earlier export.
+        onnx: Add the network as ONNX, with a script that turns image files into vectors with numpy, Pillow and
+            onnxruntime. It is compared with PyTorch on test images of the run; a network that differs by more than
+            0.0001 is discarded.
+        license: License of the weights, for the model card, such as mit.
         data: Where the run's images are now, if they have moved.
     """
-    from proxygml.export.write import export_run
     from proxygml.model import Model
 
     with show_progress() as progress:
-        settings = export_run(Model(run).run, out, data=data, progress=progress)
-    output.print(
-        f"{out}: largest difference from PyTorch {settings['largest_difference']:.1e} on {settings['compared_with']}. "
-        f"Usage: {out / 'README.md'}"
-    )
+        settings = Model(run, data=data, device="cpu").export(out, onnx=onnx, license=license, progress=progress)
+    if onnx:
+        difference, compared_with = settings["largest_difference"], settings["compared_with"]
+        output.print(f"largest difference between ONNX and PyTorch {difference:.1e} on {compared_with}")
+    output.print(f"model of {settings['embedding_dim']} dimensions in {out}: see {out / 'README.md'}")

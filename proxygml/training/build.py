@@ -28,6 +28,7 @@ from proxygml.training.parts import Parts, make_loss
 from proxygml.training.recipe import Recipe, is_class_name, parse_settings
 from proxygml.training.run import Run
 
+BACKBONE_CONFIG = "backbone"  # folder in an exported model: the configuration of an hf: backbone
 Network = backbones.Embedder | CascadedEmbedder
 
 
@@ -88,15 +89,18 @@ def test_crops(recipe: Recipe, images: ImageList) -> Crops | FeatureCrops:
     return center_crops(images, recipe.image_size, recipe.test_crop)
 
 
-def build_model(recipe: Recipe, network: nn.Module | None = None) -> Network:
-    """The network that the recipe's loss needs, with random weights or on `network`, and with frozen stages."""
+def build_model(recipe: Recipe, network: nn.Module | None = None, config_folder: Path | None = None) -> Network:
+    """The network that the recipe's loss needs, with random weights or on `network`, and with frozen stages.
+
+    `config_folder` has the configuration of an hf: backbone, which is then not downloaded.
+    """
     method = find_method(recipe)
     if network is not None:
         trunk: Trunk = ModuleTrunk(network, recipe.image_size)
     elif is_class_name(recipe.backbone):
         Parts().require(recipe, "network")
     else:
-        trunk = backbones.build_trunk(recipe.backbone)
+        trunk = backbones.build_trunk(recipe.backbone, config_folder)
     if method.network == "three heads":
         if recipe.feature_crops:
             raise ValueError(f"{recipe.loss} taps stages of the network, which feature_crops does not run: set it to 0")
@@ -127,7 +131,8 @@ def build_model(recipe: Recipe, network: nn.Module | None = None) -> Network:
 def load_model(run: Run, network: nn.Module | None = None) -> Network:
     """The trained network of a run, in evaluation mode; `network` as in its training, if that was an object."""
     Parts(network=network).require(run.recipe, "network")
-    model = build_model(run.recipe, network)
+    config_folder = run.folder / BACKBONE_CONFIG
+    model = build_model(run.recipe, network, config_folder if config_folder.is_dir() else None)
     try:
         model.load_state_dict(run.load_best()["model"])
     except RuntimeError as error:

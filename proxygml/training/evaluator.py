@@ -1,10 +1,9 @@
 """Embeds and scores images during training, with the settings of a recipe."""
 
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from lightning_fabric import Fabric
 from torch import nn
 
 from proxygml import evaluation
@@ -17,11 +16,14 @@ from proxygml.embeddings import Embeddings, embed, raw_pixels
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
 
+if TYPE_CHECKING:  # slow to import: a model evaluates without it
+    from lightning_fabric import Fabric
+
 
 class Evaluator:
     """Embeds and scores images on the devices and processes of a Fabric."""
 
-    def __init__(self, recipe: Recipe, fabric: Fabric, progress: Progress) -> None:
+    def __init__(self, recipe: Recipe, fabric: "Fabric", progress: Progress) -> None:
         self.recipe, self.fabric, self.progress = recipe, fabric, progress
 
     def embed(self, model: nn.Module, images: ImageList, what: str) -> Embeddings:
@@ -46,15 +48,8 @@ class Evaluator:
 
         If the images have queries, those are searched for among the others.
         """
-        vectors, labels, gallery, gallery_labels = embeddings.vectors, embeddings.labels, None, None
-        if images.queries is not None:
-            gallery, gallery_labels = vectors[~images.queries], labels[~images.queries]
-            vectors, labels = vectors[images.queries], labels[images.queries]
         scores = evaluation.evaluate(
-            vectors,
-            labels,
-            gallery=gallery,
-            gallery_labels=gallery_labels,
+            **by_query(embeddings, images.queries),
             recall_at=self.recipe.recall_at,
             cluster=cluster and self.fabric.is_global_zero,
             seed=self.recipe.seed,
@@ -71,3 +66,16 @@ class Evaluator:
         embeddings = Embeddings(pixels, images.labels, np.asarray(images.paths))
         of_pixels = self.evaluate(embeddings, images, cluster=True)
         return {"untrained": untrained.to_json(), "pixels": of_pixels.to_json()}
+
+
+def by_query(embeddings: Embeddings, queries: np.ndarray | None) -> dict[str, Any]:
+    """Arguments of `evaluation.evaluate`: if there are queries (M,), those are searched for among the others."""
+    vectors, labels = embeddings.vectors, embeddings.labels
+    if queries is None:
+        return {"vectors": vectors, "labels": labels}
+    return {
+        "vectors": vectors[queries],
+        "labels": labels[queries],
+        "gallery": vectors[~queries],
+        "gallery_labels": labels[~queries],
+    }

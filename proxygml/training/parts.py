@@ -50,7 +50,7 @@ class Parts:
         for part in parts or [field.name for field in fields(self)]:
             named, given = getattr(recipe, SETTINGS[part]), getattr(self, part)
             if is_class_name(named) and given is None:
-                option = "" if part == "network" else f", or --{SETTINGS[part]} MODULE:NAME"
+                option = " in Python" if part == "network" else f", or --{SETTINGS[part]} MODULE:NAME"
                 raise ValueError(
                     f"this run was trained with {part}={named}, which is not stored in it: pass {part}=...{option}"
                 )

@@ -1,14 +1,14 @@
 """Start and continue runs: `train(recipe, out)` -> Run, and `resume(folder)`."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from proxygml.display import Progress, no_progress, show_progress
+from proxygml.display import Progress, no_progress, shown
 from proxygml.distributed.lost import explain_lost_process
 from proxygml.files import locked
 from proxygml.training import build
@@ -46,7 +46,7 @@ def train(
     recipe = parts.name_in(Recipe.preset(recipe) if isinstance(recipe, str) else recipe).with_absolute_paths()
     parts.require(recipe)
     hooks = Loggers(loggers), tuple(callbacks)
-    with _shown(progress) as report:
+    with shown(progress) as report:
         fabric = start_fabric(recipe)
         folder = Path(fabric.broadcast(str(out)))
         require_empty(folder)
@@ -80,23 +80,11 @@ def resume(
     """
     parts, hooks = Parts(network, data, loss), (Loggers(loggers), tuple(callbacks))
     run = Run.open(folder)
-    with _shown(progress) as report:
+    with shown(progress) as report:
         trainer = _continue(run, (recipe or run.recipe).with_absolute_paths(), parts, *hooks, report)
     if progress is True and trainer.writes:
         show_result(run.recipe, run.scores)
     return run
-
-
-@contextmanager
-def _shown(progress: bool | Progress) -> Iterator[Progress]:
-    """The callback that reports progress."""
-    if callable(progress):
-        yield progress
-    elif progress:
-        with show_progress() as report:
-            yield report
-    else:
-        yield no_progress
 
 
 def _continue(

@@ -8,8 +8,8 @@ from proxygml.training.recipe import Recipe, is_class_name
 CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
 
 
-def show_result(recipe: Recipe, scores: dict) -> None:
-    """Print the scores of a run, which epoch they are of, and whether training helped."""
+def score_rows(recipe: Recipe, scores: dict) -> tuple[dict[str, dict], str]:
+    """The scores of a run by the names that people read, and the name of the network before training."""
     pretrained = recipe.weights is not None or is_class_name(recipe.backbone)
     baseline = "frozen backbone" if pretrained else "untrained network"
     named = {
@@ -19,19 +19,30 @@ def show_result(recipe: Recipe, scores: dict) -> None:
         "the same, last epoch": scores.get("last_epoch"),
         "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }
-    rows = {name: row for name, row in named.items() if row is not None}
+    return {name: row for name, row in named.items() if row is not None}, baseline
+
+
+def describe_scores(recipe: Recipe, scores: dict) -> str:
+    """What a run's scores are of."""
+    scored = scores.get("trained") or scores["held_out"]
+    return (
+        f"{scored['images']} images of {scored['classes']} classes never seen in training; epoch "
+        f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
+        f"{scores['seconds']:.0f} s of training"
+    )
+
+
+def show_result(recipe: Recipe, scores: dict) -> None:
+    """Print the scores of a run, which epoch they are of, and whether training helped."""
+    rows, baseline = score_rows(recipe, scores)
     if rows:
         show_scores(rows, heading="on unseen classes, %", baseline=baseline)
-        scored = scores.get("trained") or scores["held_out"]
-        output.print(
-            f"{scored['images']} images of {scored['classes']} classes never seen in training; epoch "
-            f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
-            f"{scores['seconds']:.0f} s of training"
-        )
+        output.print(describe_scores(recipe, scores))
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")
     first = f"recall@{recipe.recall_at[0]}"
     if {"trained", "untrained"} <= scores.keys() and scores["trained"][first] <= scores["untrained"][first]:
+        pretrained = baseline == "frozen backbone"
         slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs, --feature-crops 8 (only the head)"
         longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
         advice = slower if pretrained else longer

@@ -13,8 +13,8 @@ from PIL import Image
 from proxygml.backbones import BACKBONES
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
-from proxygml.export import write
-from proxygml.export.write import export_run, largest_difference
+from proxygml.export import onnx
+from proxygml.export.onnx import largest_difference
 from proxygml.files import one_line
 from proxygml.model import Model
 from proxygml.training import build
@@ -64,6 +64,12 @@ def differences(run: Run, folder: Path) -> list[float]:
     return [np.abs(session.run(None, {"images": images[:count]})[0] - expected[:count]).max() for count in (5, 1)]
 
 
+def exported(run: Run, folder: Path) -> dict:
+    """The preprocessing.json of an export with ONNX."""
+    Model(run).export(folder, onnx=True)
+    return json.loads((folder / "preprocessing.json").read_text())
+
+
 def photos(folder: Path) -> list[Path]:
     """A large JPEG, a transparent PNG, a rotated JPEG and a gray image of 16 bits."""
     rng = np.random.default_rng(0)
@@ -81,7 +87,8 @@ def photos(folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_exported_network_equals_run(exported_folder: Path, trained_run: Run) -> None:
     assert max(differences(trained_run, exported_folder)) < 1e-4
-    files = {"model.onnx", "preprocessing.json", "decoding.py", "embed.py", "README.md"}
+    files = {"model.onnx", "preprocessing.json", "decoding.py", "embed.py", "LICENSE-scripts", "README.md"}
+    files |= {"model.safetensors", "recipe.json", "scores.json", "curves.png", "map.png", "retrieval.png"}
     assert {path.name for path in exported_folder.iterdir()} - {"__pycache__"} == files
 
 
@@ -103,7 +110,7 @@ def test_settings_and_readme_describe_the_network(exported_folder: Path, trained
 @pytest.mark.parametrize("backbone", sorted(BACKBONES.keys() - SAME_CODE))
 def test_every_backbone_is_exported(backbone: str, tmp_path: Path) -> None:
     run = untrained(tmp_path / "run", backbone=backbone, pooling="average+max")
-    settings = export_run(run, tmp_path / "out")
+    settings = exported(run, tmp_path / "out")
     assert max(differences(run, tmp_path / "out")) < 1e-4
     assert settings["compared_with"].startswith("32 images of noise")
 
@@ -111,7 +118,7 @@ def test_every_backbone_is_exported(backbone: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_three_heads_are_exported(tmp_path: Path) -> None:
     run = untrained(tmp_path / "run", backbone="googlenet", loss="hdc")
-    settings = export_run(run, tmp_path / "out")
+    settings = exported(run, tmp_path / "out")
     assert max(differences(run, tmp_path / "out")) < 1e-4
     assert not settings["unit_length"]  # the third head counts double
     assert "cosine" not in (tmp_path / "out" / "README.md").read_text()
@@ -124,7 +131,7 @@ def test_hub_models_are_exported(model_type: str, tmp_path: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     tiny_hub_model(transformers, model_type).save_pretrained(tmp_path / "hub")
     run = untrained(tmp_path / "run", backbone=f"hf:{tmp_path / 'hub'}")
-    export_run(run, tmp_path / "out")
+    exported(run, tmp_path / "out")
     assert max(differences(run, tmp_path / "out")) < 1e-4
 
 
@@ -164,10 +171,10 @@ class TestErrors:
     def test_large_difference_is_not_saved(
         self, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ) -> None:
-        read = write._read_onnx
-        monkeypatch.setattr(write, "_read_onnx", lambda path: lambda images: read(path)(images) + 1e-3)
+        read = onnx._read
+        monkeypatch.setattr(onnx, "_read", lambda path: lambda images: read(path)(images) + 1e-3)
         (tmp_path / "preprocessing.json").write_text("earlier export")
-        code, line = failure(capsys, "export", trained_run.folder, tmp_path)
+        code, line = failure(capsys, "export", trained_run.folder, tmp_path, "--onnx")
         assert code == 1
         assert "as ONNX differs from PyTorch by 1.0e-03 on 32 test images of the run" in line
         assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
@@ -176,9 +183,9 @@ class TestErrors:
 
     @pytest.mark.slow
     def test_nan_network_is_not_saved(self, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(write, "largest_difference", lambda *_: float("nan"))
+        monkeypatch.setattr(onnx, "largest_difference", lambda *_: float("nan"))
         with pytest.raises(ValueError, match="differs from PyTorch by nan"):
-            export_run(trained_run, tmp_path)
+            exported(trained_run, tmp_path)
         assert not list(tmp_path.iterdir())
 
     def test_failing_exporter_is_one_line(
@@ -187,17 +194,17 @@ class TestErrors:
         def fail(*_: object) -> None:
             raise RuntimeError("\x1b[96madvice to developers") from KeyError("no such operator\nand pages of more")
 
-        monkeypatch.setattr(write, "_write_onnx", fail)
+        monkeypatch.setattr(onnx, "_export", fail)
         with pytest.raises(ValueError, match=r"^convnet cannot be exported: 'no such operator"):
-            export_run(trained_run, tmp_path)
+            exported(trained_run, tmp_path)
         assert not list(tmp_path.iterdir())
 
     def test_network_too_large_for_onnx(
         self, trained_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(write, "MAX_ONNX_BYTES", 1000)
+        monkeypatch.setattr(onnx, "MAX_ONNX_BYTES", 1000)
         with pytest.raises(ValueError, match=r"weights take .* GB, the limit of ONNX is 2 GB"):
-            export_run(trained_run, tmp_path)
+            exported(trained_run, tmp_path)
 
     def test_other_files_are_kept(self, trained_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         readme = tmp_path / "README.md"
@@ -220,9 +227,9 @@ class TestErrors:
         self, trained_run: Run, tmp_path: Path, library: str, monkeypatch, capsys: pytest.CaptureFixture
     ) -> None:
         monkeypatch.setitem(sys.modules, library, None)
-        code, line = failure(capsys, "export", trained_run.folder, tmp_path / "out")
+        code, line = failure(capsys, "export", trained_run.folder, tmp_path / "out", "--onnx")
         assert code == 1
-        assert line == f'error: export needs {library}: pip install "proxygml[export]"'
+        assert line == f'error: export --onnx needs {library}: pip install "proxygml[export]"'
         assert not (tmp_path / "out").exists()
 
 
@@ -231,7 +238,7 @@ def test_moved_photos_are_compared_again(tmp_path: Path, capsys: pytest.CaptureF
     run = untrained(tmp_path / "run", backbone="convnet")
     for name in "abcd":
         photos(tmp_path / name)
-    main(["export", str(run.folder), str(tmp_path / "out")])
+    main(["export", str(run.folder), str(tmp_path / "out"), "--onnx"])
     shown = capsys.readouterr()
     assert "images of noise, since the run's images cannot be read" in one_line(shown.out)
     missing = (
@@ -241,5 +248,5 @@ def test_moved_photos_are_compared_again(tmp_path: Path, capsys: pytest.CaptureF
     for name in "abcd":
         (tmp_path / "moved").mkdir(exist_ok=True)
         (tmp_path / name).rename(tmp_path / "moved" / name)
-    main(["export", str(run.folder), str(tmp_path / "out"), "--data", str(tmp_path / "moved")])
+    main(["export", str(run.folder), str(tmp_path / "out"), "--data", str(tmp_path / "moved"), "--onnx"])
     assert "8 test images of the run" in one_line(capsys.readouterr().out)
