@@ -147,8 +147,8 @@ class Model:
         """The run's images by split: train and test."""
         if is_class_name(self.recipe.dataset):
             raise ValueError(
-                f"{self.run.folder} was trained with data={self.recipe.dataset}, which is not stored in it: pass the "
-                "images to a method of the model, or use `proxygml embed --dataset MODULE:NAME`"
+                f"{self.run.folder} needs data={self.recipe.dataset}, which is not stored in it: pass the images to a "
+                "method of `load`'s model, or --dataset MODULE:NAME to `proxygml embed` or `index build`"
             )
         build.require_data(self.recipe, self.run.folder)
         return dict(zip(("train", "test"), build.load_images(self.recipe), strict=True))

@@ -18,7 +18,7 @@ from tests.training.test_objects import CenterLoss, Images, Network, build_netwo
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 40, 50, 3), np.uint8)
 MISSING = (
-    r"trained with network=tests\.training\.test_objects:Network, which is not stored in it: "
+    r"needs network=tests\.training\.test_objects:Network, which is not stored in it: "
     r"pass network=\.\.\. in Python$"
 )
 
@@ -85,7 +85,7 @@ def test_commands_on_an_own_network_are_one_line(own_run: Run, splits: dict, tmp
         ["train", "--resume", run],
     ):
         assert re.search(MISSING, failure(capsys, *command)), command
-    assert "was trained with data=builtins:dict, which is not stored in it" in failure(
+    assert "needs data=builtins:dict, which is not stored in it" in failure(
         capsys, "embed", run, "--out", tmp_path / "vectors.npz"
     )
     space = open_space(index.location, data=None, progress=lambda *_: None)  # needs no network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxygml.display import output, show_table
 from proxygml.losses import Method
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import Recipe, is_class_name
 from proxygml.training.summary import show_result
 
 
@@ -21,11 +21,12 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
     ]:
         if (folder / picture).exists():
             output.print(f"  {what:20s}{folder / picture}")
-    quoted = shlex.quote(str(folder))
+    quoted, own = shlex.quote(str(folder)), is_class_name(recipe.dataset)
+    images = " --dataset MODULE:NAME" if own else ""  # of your own, which the run does not store
     output.print(
         "What next:\n"
-        f"  {program()} browse {quoted}   shows neighbors, errors and a map of the space\n"
-        f"  {program()} embed {quoted} --out vectors.npz   writes vectors, labels and paths for your own code\n"
+        f"  {program()} embed {quoted}{images} --out vectors.npz   writes vectors, labels and paths for your own code\n"
+        f"  {program()} browse {'vectors.npz' if own else quoted}   shows neighbors, errors and a map of the space\n"
         f"  {program()} train --help   lists every setting; try --epochs, --embedding-dim, --proxies-per-class\n"
         "  README.md, 'Use the loss', shows the loss in your own training loop"
     )

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from proxygml.cli.objects import import_object
 from proxygml.cli.options import Hardware
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
-from proxygml.training.recipe import Split
+from proxygml.training.recipe import Split, is_class_name
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
@@ -62,7 +63,9 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Progres
     from proxygml.training.build import load_images
 
     recipe = model.recipe.changed(changes)
-    both = load_images(recipe) if changes.get("data") else tuple(model.load_images().values())
+    own_object = import_object(recipe.dataset) if is_class_name(str(changes.get("dataset"))) else None
+    other = {"dataset", "data"} & changes.keys()
+    both = load_images(recipe, own_object) if other else tuple(model.load_images().values())
     own = "data" in changes and changes["data"] is not None and recipe.dataset in ("folder", "table", "tar")
     split = split or ("all" if own else "test")
     parts = [images for part, images in zip(("train", "test"), both, strict=True) if split in (part, "all")]

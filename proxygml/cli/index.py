@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from proxygml.cli.objects import import_object
 from proxygml.cli.options import SILENT, Hardware
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, messages, output, show_progress
-from proxygml.training.recipe import Split
+from proxygml.training.recipe import Split, is_class_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +60,9 @@ class Items:
 
     def open(self, model: "Model | None", hardware: Hardware) -> "Source":
         """The vectors, or the images that this model embeds."""
-        from proxygml.data import load
         from proxygml.data.folder import images_below
         from proxygml.model import kind_of
+        from proxygml.training.build import load_images
         from proxygml.vectors import open_vectors
 
         if self.source is not None and kind_of(self.source, SOURCES) != "images":
@@ -74,10 +75,11 @@ class Items:
             return images_below(Path(self.source))
         if self.split == "all":
             raise ValueError("a dataset is indexed in parts: --split train, then `index add` with --split test")
-        changes = {"dataset": self.dataset, "data": None if self.data is None else str(self.data), "classes": None}
-        recipe = model.recipe.changed(changes)
-        both = load(recipe.dataset, recipe.data, size=recipe.image_size, test_fraction=recipe.test_fraction)
-        return both[0 if self.split == "train" else 1]
+        data = None if self.data is None else str(self.data)
+        limits = {"classes": None, "max_class_size": None}
+        recipe = model.recipe.changed({"dataset": self.dataset, "data": data, **limits})
+        own_object = import_object(recipe.dataset) if is_class_name(recipe.dataset) else None
+        return load_images(recipe, own_object)[0 if self.split == "train" else 1]
 
     @property
     def name(self) -> str:

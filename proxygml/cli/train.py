@@ -10,6 +10,7 @@ from typing import Literal, get_type_hints
 import tyro
 
 from proxygml.cli.display import program, show_run
+from proxygml.cli.objects import import_object
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import messages, output, show_progress
 from proxygml.distributed.launch import is_first_process
@@ -23,6 +24,7 @@ from proxygml.training.recipe import (
     NetworkSettings,
     OptimizationSettings,
     Recipe,
+    is_class_name,
 )
 
 
@@ -54,6 +56,7 @@ def train(
     out: Path | None = None,
     resume: Path | None = None,
     like: Literal["fair", "native"] | None = None,
+    log: tuple[Literal["tensorboard", "csv"], ...] = (),
     json: bool = False,
 ) -> None:
     """Train a network and evaluate it on classes not seen in training.
@@ -69,6 +72,7 @@ def train(
             `--data` if its images have moved. Settings that would make it another run are refused.
         like: Run the --loss with ProxyGML's settings (fair) or with those of its own paper or code (native); other
             options override them.
+        log: Also write scores and pictures for TensorBoard, or the scores of every epoch to metrics.csv.
         json: Print the scores as JSON.
     """
     recipe = settings.recipe
@@ -76,8 +80,13 @@ def train(
         raise ValueError("--resume continues a run in its own folder: leave out --out and --like")
 
     from proxygml.training import start
+    from proxygml.training.loggers import make_logger
 
-    folder = resume or out or Path("runs") / f"{recipe.dataset}-{datetime.now():%Y%m%d-%H%M%S}"
+    data = import_object(recipe.dataset) if is_class_name(recipe.dataset) else None
+    loss = import_object(recipe.loss) if is_class_name(recipe.loss) else None
+    name = recipe.dataset.replace(":", ".")
+    folder = resume or out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    loggers = [make_logger(each, folder) for each in log]
 
     def hint() -> str:
         started = (folder / "recipe.json").exists()
@@ -85,11 +94,11 @@ def train(
 
     with resume_hint(hint), show_progress() as progress:
         if resume is not None:
-            run = start.resume(folder, recipe, progress=progress)
+            run = start.resume(folder, recipe, data=data, loss=loss, loggers=loggers, progress=progress)
         else:
             if like == "native" and recipe.loss in methods.UNKNOWN:
                 messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}")
-            run = start.train(recipe, folder, progress=progress)
+            run = start.train(recipe, folder, data=data, loss=loss, loggers=loggers, progress=progress)
     if not is_first_process():
         return
     if json:
@@ -117,11 +126,14 @@ def presets(arguments: list[str]) -> tuple[type, list[str]]:
         dataset = given.get("--dataset", recipe.dataset)
         recipes[chosen] = recipe.changed(methods.settings(given.get("--loss", recipe.loss), given["--like"], dataset))
     if arguments[:1] == ["train"] and "--resume" in given:
-        from proxygml.training.run import Run  # slow to import
+        from proxygml.training.parts import Parts  # slow to import
+        from proxygml.training.run import Run
 
         if chosen := next((name for name in arguments if name in recipes and name != given["--resume"]), None):
             raise ValueError(f"--resume continues with the settings of the run: leave out {chosen}")
-        recipes["run"] = Run.open(given["--resume"]).recipe
+        recipe = recipes["run"] = Run.open(given["--resume"]).recipe
+        typed = {"data": "--dataset", "loss": "--loss"}  # only what is typed is imported
+        Parts().require(recipe, "network", *(part for part, option in typed.items() if option not in given))
         arguments = ["train", "run", *arguments[1:]]
     descriptions = {name: PRESETS[name][0] if name in PRESETS else "The run to resume." for name in recipes}
     settings = {name: Settings.of(recipe) for name, recipe in recipes.items()}

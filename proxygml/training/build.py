@@ -1,5 +1,6 @@
 """The parts of a run from its recipe: images, network, loss, optimizer and batches."""
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -24,7 +25,7 @@ from proxygml.display import Progress, counter, no_progress
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optim import RowAdam
-from proxygml.training.parts import Parts, make_loss
+from proxygml.training.parts import Parts, class_name, make_loss
 from proxygml.training.recipe import Recipe, is_class_name, parse_settings
 from proxygml.training.run import Run
 
@@ -37,7 +38,7 @@ def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progre
     Parts(data=data).require(recipe, "data")
     if data is not None:
         if callable(data):
-            data = data() if recipe.data is None else data(recipe.data)
+            data = call_with_folder(data, recipe.data)
         reading = counter(progress, "reading labels")
         both = load_objects(data, test_fraction=recipe.test_fraction, progress=reading)
         return limit_images(both, classes=recipe.classes, max_class_size=recipe.max_class_size)
@@ -49,6 +50,17 @@ def load_images(recipe: Recipe, data: Any = None, progress: Progress = no_progre
         max_class_size=recipe.max_class_size,
         test_fraction=recipe.test_fraction,
     )
+
+
+def call_with_folder(make: Callable[..., Any], folder: str | None) -> Any:
+    """What a function or class makes, of the folder of the data if there is one."""
+    arguments = () if folder is None else (folder,)
+    try:
+        inspect.signature(make).bind(*arguments)
+    except TypeError as error:
+        takes = "no arguments without --data" if folder is None else f"the folder {folder}"
+        raise ValueError(f"expected {class_name(make)} to take {takes}: {error}") from error
+    return make(*arguments)
 
 
 def load_run_images(run: Run, data: str | Path | None = None) -> tuple[ImageList, ImageList]:

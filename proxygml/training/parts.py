@@ -45,15 +45,18 @@ class Parts:
             changes["unit_length"] = losses.needs_of(self.loss).unit_length
         return recipe.changed(changes)
 
+    def name_as_before(self, recipe: Recipe, before: Recipe) -> Recipe:
+        """The recipe with the names that these objects had in an earlier one: their module may be another now."""
+        settings = [setting for part, setting in SETTINGS.items() if getattr(self, part) is not None]
+        return recipe.changed({setting: getattr(before, setting) for setting in settings})
+
     def require(self, recipe: Recipe, *parts: str) -> None:
         """Raise an error unless these parts (default: all) are objects where they were in training."""
         for part in parts or [field.name for field in fields(self)]:
             named, given = getattr(recipe, SETTINGS[part]), getattr(self, part)
             if is_class_name(named) and given is None:
                 option = " in Python" if part == "network" else f", or --{SETTINGS[part]} MODULE:NAME"
-                raise ValueError(
-                    f"this run was trained with {part}={named}, which is not stored in it: pass {part}=...{option}"
-                )
+                raise ValueError(f"this run needs {part}={named}, which is not stored in it: pass {part}=...{option}")
             if given is not None and not is_class_name(named):
                 raise ValueError(f"this run was trained with {SETTINGS[part]} {named}: leave out {part}=")
 

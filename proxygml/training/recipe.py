@@ -38,7 +38,7 @@ class DataSettings:
     """What a run trains and tests on."""
 
     dataset: str = "glyphs"
-    """Name of the dataset: see `proxygml datasets`."""
+    """Name of the dataset: see `proxygml datasets`; or MODULE:NAME of your own, see docs/extend.md."""
     data: str | None = None
     """Folder of the dataset; glyphs need none."""
     classes: int | None = None
@@ -96,7 +96,7 @@ class LossSettings(ProxyGMLSettings):
     """The loss; the settings of ProxyGML are its own."""
 
     loss: str = "proxygml"
-    """Name of the loss: see `proxygml losses`."""
+    """Name of the loss: see `proxygml losses`; or MODULE:NAME of your own, see docs/extend.md."""
     loss_settings: tuple[str, ...] = ()
     """Settings of a loss other than proxygml, by its own names: alpha=2 beta=40."""
     start_ratio: float | None = None

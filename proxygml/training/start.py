@@ -91,6 +91,7 @@ def _continue(
     run: Run, recipe: Recipe, parts: Parts, loggers: Loggers, callbacks: Sequence[Callback], progress: Progress
 ) -> Trainer:
     """Train the remaining epochs of a run."""
+    recipe = parts.name_as_before(recipe, run.recipe)
     parts.require(recipe)
     build.require_data(recipe, run.folder)
     here = recipe

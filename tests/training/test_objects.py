@@ -114,7 +114,7 @@ def test_resumed_run_with_objects_is_bit_exact(small: Recipe, images: Images, tm
     with pytest.raises(PlugPulledError):
         train(small, tmp_path / "stopped", progress=stop_at(6), **objects())
     assert len(Run.open(tmp_path / "stopped").log) == 1
-    missing = r"trained with network=tests\S+:Network, which is not stored in it: pass network=\.\.\. in Python$"
+    missing = r"needs network=tests\S+:Network, which is not stored in it: pass network=\.\.\. in Python$"
     with pytest.raises(ValueError, match=missing):
         resume(tmp_path / "stopped")
     with pytest.raises(ValueError, match=r"data=tests\S+:Images, .* pass data=\.\.\., or --dataset MODULE:NAME$"):
