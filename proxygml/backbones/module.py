@@ -29,7 +29,11 @@ class ModuleTrunk(Trunk):
         self.channels, self.pools = shape[1], len(shape) == 2
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.module(images)
+        output = self.module(images)
+        if not isinstance(output, Tensor):  # auxiliary outputs, in training only
+            got = f"{type(self.module).__name__} returns a {type(output).__name__} in training"
+            raise ValueError(f"{EXPECTED}, but {got}: leave out the others")
+        return output
 
     def stage_modules(self, name: str) -> list[nn.Module]:
         return [self.module.get_submodule(name)]

@@ -14,7 +14,7 @@ from proxygml.data import ImageList
 from proxygml.data.folder import images_below
 from proxygml.data.lazy import LazyImages
 from proxygml.data.splits import image_list, split_classes
-from proxygml.files import did_you_mean
+from proxygml.files import did_you_mean, one_line
 
 SPLITS = ("train", "test", "query", "gallery")
 EXPECTED = "an ImageList, a Dataset of (image, label), (images, labels), or a frame with path and label"
@@ -38,6 +38,8 @@ def load_objects(
     A mapping has the splits `train` and `test`, or `train`, `query` and `gallery`. A frame may have a column `split`
     with these words. Everything else is divided by class.
     """
+    if isinstance(data, (str, Path)):
+        raise ValueError(f"expected {EXPECTED}, got a path: name it in the recipe, Recipe.preset('photos', data=...)")
     splits = by_split(data, progress)
     if isinstance(splits, ImageList):
         test_classes = split_classes(splits.class_names, test_fraction)
@@ -116,7 +118,11 @@ def _labels_of(dataset: Any, progress: Callable[[int, int], None] | None) -> Seq
         return targets
     labels = []
     for row in range(len(dataset)):
-        item = dataset[row]
+        try:
+            item = dataset[row]
+        except Exception as error:  # of any code
+            what = f"item {row} of {type(dataset).__name__} cannot be read"
+            raise ValueError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
             raise ValueError(f"expected items (image, label) of a Dataset, got {type(item).__name__} as item {row}")
         labels.append(item[1])

@@ -17,7 +17,7 @@ from proxygml.data.readable import describe_skipped, readable_images
 from proxygml.display import Progress, counter
 from proxygml.files import atomic_write, cache_folder, remove_temporaries
 from proxygml.training import build
-from proxygml.training.recipe import Recipe
+from proxygml.training.recipe import Recipe, is_class_name
 
 BATCH = 64
 Report = Callable[[int, int], None]
@@ -124,6 +124,9 @@ def _key(images: ImageList, recipe: Recipe, model: build.Network, crops: int) ->
     seen = (recipe.backbone, recipe.image_size, recipe.test_crop)
     drawn = (crops, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()
     digest.update(repr((seen, drawn)).encode())
+    if is_class_name(recipe.backbone):  # its code may change while its name and weights stay
+        noise = np.random.default_rng(0).integers(0, 256, (1, 3, recipe.image_size, recipe.image_size), np.uint8)
+        digest.update(_features(model, torch.from_numpy(noise)).numpy().tobytes())
     for name, tensor in model.trunk.state_dict().items():
         digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
     if images.pixels is not None:

@@ -60,6 +60,8 @@ class Loggers:
     """All loggers of a run; one that raises an error is left out from then on, with a warning."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
+        if not isinstance(loggers, Sequence):
+            raise ValueError(f"expected loggers as a list, got one {type(loggers).__name__}: pass [logger]")
         for logger in loggers:
             if not callable(getattr(logger, "log_metrics", None)):
                 raise ValueError(f"expected loggers with log_metrics(metrics, step), got {type(logger).__name__}")

@@ -20,6 +20,7 @@ from proxygml.data.loading import load_batches
 from proxygml.distributed.batch_norm import join_batch_norms
 from proxygml.distributed.checkpoints import load_shards, save_shards
 from proxygml.distributed.collectives import average_gradients, gather_rows, sum_over_processes
+from proxygml.files import one_line
 from proxygml.losses.interface import without_autocast
 from proxygml.losses.proxygml.settings import choose_links
 from proxygml.training import build
@@ -158,7 +159,7 @@ class TrainingLoop:
             if not is_class_name(self.recipe.loss):  # all of this package compute in full float32
                 return self.loss(embeddings, labels)
             with without_autocast(embeddings.device.type):
-                return checked_scalar(self.loss(embeddings.float(), labels), self.recipe.loss)
+                return own_loss(self.loss, embeddings.float(), labels, self.recipe.loss)
 
     def _load(self, batches: list, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's part of each batch: images (b, 3, H, W), labels (b,); b may be 0."""
@@ -237,8 +238,15 @@ def _collate(items: list, crops: Crops | FeatureCrops) -> list[Tensor]:
     return default_collate(items) if items else [part[:0] for part in default_collate([crops[0]])]
 
 
-def checked_scalar(value: object, name: str) -> Tensor:
-    """The value of a loss of your own; an error if it cannot be minimized."""
+def own_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, name: str) -> Tensor:
+    """The value of a loss of your own; an error if it fails or cannot be minimized."""
+    try:
+        value = loss(embeddings, labels)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        given = f"embeddings {tuple(embeddings.shape)} and labels in 0..{labels.max().item()}"
+        raise ValueError(f"{name} failed for {given}: {one_line(error)}") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"expected a scalar from {name}(embeddings, labels), got {got}: return the mean")

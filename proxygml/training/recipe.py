@@ -190,7 +190,8 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
                 expected = getattr(annotation, "__name__", str(annotation).replace("typing.", ""))
                 raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
         self._check_ranges()
-        if self.feature_crops and (self.weights is None or self.frozen or self.devices * self.nodes > 1):
+        pretrained = self.weights is not None or is_class_name(self.backbone)
+        if self.feature_crops and (not pretrained or self.frozen or self.devices * self.nodes > 1):
             raise ValueError("feature_crops trains a head on a pretrained network, in one process, without frozen")
         if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
             raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")

@@ -159,6 +159,17 @@ def test_loss_classes_of_another_library(small: Recipe, images: Images, tmp_path
         assert np.isfinite(run.log[0]["loss"])
 
 
+def test_head_on_cached_features_of_own_network(small: Recipe, images: Images, tmp_path: Path) -> None:
+    recipe, network = small.changed({"weights": "pretrained", "feature_crops": 2, "epochs": 1}), build_network()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    run = train(recipe, tmp_path / "run", network=network, data=images)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    changed = build_network()
+    changed.forward = lambda images: 2 - Network.forward(changed, images)  # of the same name and weights
+    other = train(recipe, tmp_path / "other", network=changed, data=images)
+    assert run.log[0]["loss"] != other.log[0]["loss"]
+
+
 def test_callback_ends_training(small: Recipe, images: Images, tmp_path: Path) -> None:
     run = train(small, tmp_path / "run", data=images, callbacks=[lambda entry, model: entry["epoch"] == 1])
     assert (len(run.log), run.scores["best_epoch"]) == (1, 1)
@@ -185,6 +196,38 @@ def number(loss: object) -> nn.Module:
     return Number()
 
 
+class Auxiliary(Network):
+    """A network with a second output in training, as GoogLeNet of torchvision."""
+
+    def forward(self, images: Tensor) -> object:
+        features = super().forward(images)
+        return (features, features) if self.training else features
+
+
+class Broken(list):
+    """A dataset with an item that cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__([(PIXELS[row], TEXTS[row]) for row in range(8)])
+
+    def __getitem__(self, row: int) -> tuple:
+        if row == 3:
+            raise KeyError("no 3")
+        return super().__getitem__(row)
+
+
+class Failing:
+    """A logger that fails in the second epoch."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log_metrics(self, metrics: dict, step: int) -> None:
+        if step == 2:
+            raise OSError("disk full")
+        self.steps.append(step)
+
+
 PIXELS, TEXTS = np.zeros((8, 4, 4, 3), np.uint8), ["a", "b", "c", "d"] * 2
 
 
@@ -203,6 +246,11 @@ PIXELS, TEXTS = np.zeros((8, 4, 4, 3), np.uint8), ["a", "b", "c", "d"] * 2
         ("to make a loss from num_classes and embedding_dim, ", {"loss": lambda embeddings, labels: 0}),
         ("to make a torch.nn.Module, got int", {"loss": lambda num_classes: 0}),
         ("expected a loss for 6 training classes, got one for 3", {"loss": CenterLoss(3, 8), "num_classes": 3}),
+        ("returns a tuple in training: leave out the others", {"network": Auxiliary()}),
+        ("failed for embeddings (16, 8) and labels in 0..5: weight", {"loss": nn.NLLLoss(torch.zeros(3))}),
+        ("expected loggers as a list, got one Failing: pass [logger]", {"loggers": Failing()}),
+        ("got a path: name it in the recipe, Recipe.preset('photos', data=...)", {"data": "photos"}),
+        ("item 3 of Broken cannot be read: KeyError: 'no 3'", {"data": Broken()}),
         ("expected loggers with log_metrics(metrics, step), got str", {"loggers": ["csv"]}),
         ("expected an ImageList, a Dataset of (image, label)", {"data": 3}),
         ("expected items (image, label) of a Dataset, got int as item 0", {"data": [1, 2]}),
@@ -227,18 +275,6 @@ def test_unsuitable_object_is_one_line(
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         train(small, tmp_path / "run", **({"data": images} | objects))
     assert "\n" not in str(caught.value)
-
-
-class Failing:
-    """A logger that fails in the second epoch."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def log_metrics(self, metrics: dict, step: int) -> None:
-        if step == 2:
-            raise OSError("disk full")
-        self.steps.append(step)
 
 
 class Pictures:
