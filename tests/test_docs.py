@@ -53,6 +53,9 @@ def test_code_block_runs(
         for name in ("photo.jpg", "other.jpg", "PHOTOS/owl/1.jpg"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (50, 40)).save(folder / name)
+    if page.name == "reference.md":
+        (folder / "runs").mkdir()
+        (folder / "runs" / "small").symlink_to(request.getfixturevalue("trained_run").folder)
     if page.name == "features.md":
         rng = np.random.default_rng(0)
         np.savez(folder / "features.npz", vectors=rng.normal(size=(240, 16)), labels=np.arange(240) % 12)
