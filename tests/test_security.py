@@ -18,6 +18,7 @@ from proxygml.data import cars, glyphs, omniglot, open_image, splits, table
 from proxygml.data.cache import Cache
 from proxygml.distributed.checkpoints import checksums, load_shards, save_shards
 from proxygml.embeddings import Embeddings
+from proxygml.model import load as load_model
 from proxygml.paper.results import load_runs
 from proxygml.retrieval import Index
 from proxygml.retrieval.database import Database
@@ -83,6 +84,7 @@ READERS = {  # name of the file, what writes it, what a user reads it with
     "a table of parquet": ("list.parquet", plain, table.load),
     "an image": ("photo.jpg", plain, open_image),
     "a recipe": ("recipe.json", plain, lambda path: Run.open(path.parent).recipe),
+    "a model folder": ("preprocessing.json", plain, lambda path: load_model(path.parent)),
     "results": ("glyphs.json", plain, load_runs),
     "a database": ("items.sqlite", plain, lambda path: Index.open(path.parent)),
 }
