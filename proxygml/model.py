@@ -24,7 +24,7 @@ from proxygml.data.lazy import LazyImages
 from proxygml.data.objects import labeled_images
 from proxygml.display import Progress, counter, shown
 from proxygml.embeddings import Embeddings
-from proxygml.export.folder import SETTINGS, open_folder, write_folder
+from proxygml.export.folder import open_folder, write_folder
 from proxygml.retrieval import Index, is_url
 from proxygml.retrieval.adding import add_images
 from proxygml.retrieval.url import IndexURL
@@ -32,7 +32,7 @@ from proxygml.training import build
 from proxygml.training.evaluator import by_query
 from proxygml.training.parts import Parts
 from proxygml.training.recipe import is_class_name
-from proxygml.training.run import Run
+from proxygml.training.run import EXPORTED, Run
 
 Kind = Literal["run", "model", "embeddings", "index", "images"]
 KINDS: dict[Kind, str] = {
@@ -52,7 +52,7 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     shown = str(IndexURL.parse(str(location))) if is_url(location) else location  # without its password
     if is_url(location) or (path / "items.sqlite").is_file():
         kind = "index"
-    elif (path / SETTINGS).is_file():
+    elif (path / EXPORTED).is_file():
         kind = "model"
     elif (path / "recipe.json").is_file():
         kind = "run"

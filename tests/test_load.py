@@ -67,6 +67,7 @@ def test_network_that_needs_no_instance(trained_run: Run) -> None:
         proxygml.load(trained_run.folder, network=Network())
 
 
+@pytest.mark.slow
 def test_commands_on_an_own_network_are_one_line(own_run: Run, splits: dict, tmp_path: Path, capsys) -> None:
     run, photo = own_run.folder, tmp_path / "photos" / "photo.png"
     photo.parent.mkdir()
@@ -128,6 +129,7 @@ def test_unsuitable_images_are_one_line(images: object, message: str, trained_ru
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_index_of_images(trained_run: Run, tmp_path: Path) -> None:
     model = proxygml.load(trained_run.folder)
     images = model.load_images()
@@ -142,6 +144,7 @@ def test_index_of_images(trained_run: Run, tmp_path: Path) -> None:
         proxygml.load(tmp_path / "bare")
 
 
+@pytest.mark.slow
 def test_scores_of_other_images(trained_run: Run, tmp_path: Path) -> None:
     model = proxygml.load(trained_run.folder)
     assert model.evaluate().to_json() == trained_run.scores["trained"]

@@ -16,10 +16,9 @@ from proxygml.export.card import model_card
 from proxygml.files import atomic_write, one_line, parse_json, require_file, with_checksum
 from proxygml.training.build import BACKBONE_CONFIG
 from proxygml.training.recipe import Recipe
-from proxygml.training.run import WEIGHTS, Run
+from proxygml.training.run import EXPORTED, WEIGHTS, Run
 from proxygml.version import __version__
 
-SETTINGS = "preprocessing.json"  # makes a folder a model folder; written last
 FORMAT = 1  # of the folder: higher if this version could not read it
 PICTURES = ("retrieval.png", "map.png", "curves.png")
 ONNX_FILES = ("model.onnx", "embed.py", "decoding.py", "LICENSE-scripts")
@@ -47,7 +46,7 @@ def write_folder(
     `onnx` adds the network as ONNX, compared on the run's images, which are in `data`. Nothing is written when
     anything is wrong.
     """
-    if out.exists() and not (out.is_dir() and ((out / SETTINGS).exists() or not any(out.iterdir()))):
+    if out.exists() and not (out.is_dir() and ((out / EXPORTED).exists() or not any(out.iterdir()))):
         raise ValueError(f"expected a new or empty folder, or an earlier export, got {out}")
     if onnx:
         onnx_export.require_libraries()
@@ -68,7 +67,7 @@ def write_folder(
         def write(name: str) -> Path:
             return stack.enter_context(atomic_write(out / name))
 
-        settings_draft = write(SETTINGS)
+        settings_draft = write(EXPORTED)  # the last that gets its name
         if onnx:
             settings |= onnx_export.write_onnx(run, network, write(ONNX_FILES[0]), data, progress)
         shutil.copyfile(run.folder / WEIGHTS, write(WEIGHTS))
@@ -96,7 +95,7 @@ def write_folder(
 
 def open_folder(folder: Path) -> Run:
     """The recipe, weights and scores of a model folder, as those of a run without images and log."""
-    path = folder / SETTINGS
+    path = folder / EXPORTED
     try:
         settings = parse_json(require_file(path).read_bytes())
         version, number = str(settings["proxygml"]), int(settings["format"])

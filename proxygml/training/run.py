@@ -30,6 +30,7 @@ from proxygml.training.recipe import Recipe
 from proxygml.version import __version__
 
 WEIGHTS = "model.safetensors"
+EXPORTED = "preprocessing.json"  # makes a folder an exported model
 UNTRAINED = "no model.safetensors in {}: train it first with proxygml train --resume"
 
 

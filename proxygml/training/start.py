@@ -17,7 +17,7 @@ from proxygml.training.loggers import Logger, Loggers
 from proxygml.training.parts import Parts
 from proxygml.training.recipe import Recipe
 from proxygml.training.resuming import check_changes
-from proxygml.training.run import Run, require_empty
+from proxygml.training.run import EXPORTED, Run, require_empty
 from proxygml.training.summary import show_result
 from proxygml.training.trainer import Callback, Trainer
 
@@ -80,6 +80,8 @@ def resume(
     """
     parts, hooks = Parts(network, data, loss), (Loggers(loggers), tuple(callbacks))
     run = Run.open(folder)
+    if (run.folder / EXPORTED).exists():
+        raise ValueError(f"{folder} is an exported model, which cannot be resumed: train a new run, or resume its own")
     with shown(progress) as report:
         trainer = _continue(run, (recipe or run.recipe).with_absolute_paths(), parts, *hooks, report)
     if progress is True and trainer.writes:

@@ -47,6 +47,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(__import__("sys").modules, "my_objects", raising=False)
 
 
+@pytest.mark.slow
 def test_train_resume_embed_and_index(capsys: pytest.CaptureFixture) -> None:
     objects = ["--dataset", "my_objects:letters", "--loss", "my_objects:Weighted"]
     settings = ["--loss-settings", "weight=2", "--epochs", "1"]

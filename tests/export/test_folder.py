@@ -71,6 +71,7 @@ def test_no_path_of_this_machine_travels(trained_run: Run, tmp_path: Path) -> No
     assert Run.open(tmp_path / "model").recipe.weights == "w.pth"
 
 
+@pytest.mark.slow
 def test_commands_take_a_model_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "photos" / "owl").mkdir(parents=True)
     photo = tmp_path / "photos" / "owl" / "1.png"
@@ -89,6 +90,7 @@ def test_network_without_scores(tmp_path: Path) -> None:
     assert proxygml.load(tmp_path / "model").encode(IMAGES).shape == (5, 12)
 
 
+@pytest.mark.slow
 def test_network_of_a_gpu_opens_on_a_cpu(trained_run: Run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     run = Run.open(shutil.copytree(trained_run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("index*")))
@@ -100,6 +102,7 @@ def test_network_of_a_gpu_opens_on_a_cpu(trained_run: Run, tmp_path: Path, monke
         np.testing.assert_allclose(model.encode(IMAGES), Model(trained_run).encode(IMAGES), atol=0.01)
 
 
+@pytest.mark.slow
 def test_export_again_removes_what_is_outdated(exported_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     again = shutil.copytree(exported_folder, tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
@@ -127,6 +130,13 @@ def test_hub_model_needs_no_download(model_type: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(proxygml.load(tmp_path / "model").encode(IMAGES), expected)
     proxygml.load(tmp_path / "model").export(tmp_path / "again")
     np.testing.assert_array_equal(proxygml.load(tmp_path / "again").encode(IMAGES), expected)
+
+
+def test_model_folder_is_no_run(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    for command in (["train", "--resume", folder], ["search", folder, "--image", folder / "map.png"]):
+        code, line = failure(capsys, *command)
+        assert code == 1
+        assert "is an exported model, which cannot be resumed" in line or line.endswith("model, a model folder")
 
 
 def change(path: Path, **values: object) -> None:

@@ -159,6 +159,7 @@ def test_loss_classes_of_another_library(small: Recipe, images: Images, tmp_path
         assert np.isfinite(run.log[0]["loss"])
 
 
+@pytest.mark.slow
 def test_head_on_cached_features_of_own_network(small: Recipe, images: Images, tmp_path: Path) -> None:
     recipe, network = small.changed({"weights": "pretrained", "feature_crops": 2, "epochs": 1}), build_network()
     before = {name: value.clone() for name, value in network.state_dict().items()}
