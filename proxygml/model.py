@@ -20,7 +20,7 @@ from proxygml import embeddings, evaluation, files
 from proxygml.data import ImageList
 from proxygml.data.check import find_problems
 from proxygml.data.images import Crops, FeatureCrops
-from proxygml.data.lazy import LazyImages
+from proxygml.data.lazy import to_image
 from proxygml.data.objects import labeled_images
 from proxygml.display import Progress, counter, shown
 from proxygml.embeddings import Embeddings
@@ -49,7 +49,7 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     """What a path or URL names; an error that lists what was expected if it is none of `expected`."""
     path = Path(location)
     kind: Kind | None = None
-    shown = str(IndexURL.parse(str(location))) if is_url(location) else location  # without its password
+    named = str(IndexURL.parse(str(location))) if is_url(location) else location  # without its password
     if is_url(location) or (path / "items.sqlite").is_file():
         kind = "index"
     elif (path / EXPORTED).is_file():
@@ -67,9 +67,9 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
     *others, last = (KINDS[each] for each in expected)
     names = f"{', '.join(others)} or {last}" if others else last
     if kind is None:
-        raise FileNotFoundError(f"{shown} does not exist: expected {names}")
+        raise FileNotFoundError(f"{named} does not exist: expected {names}")
     given = "a folder without recipe.json or items.sqlite" if kind == "images" else KINDS[kind]
-    raise ValueError(f"expected {names}, got {shown}, {'a file of a model: name its folder' if in_folder else given}")
+    raise ValueError(f"expected {names}, got {named}, {'a file of a model: name its folder' if in_folder else given}")
 
 
 def load(path: str | Path, *, network: nn.Module | None = None, device: str | None = None) -> "Model":
@@ -158,8 +158,9 @@ class Model:
     ) -> np.ndarray:
         """Vectors (M, D) of images: paths, PIL images, or arrays or tensors (H, W), (H, W, 3) or (3, H, W).
 
-        Arrays are bytes, or floats in 0..1. A file that cannot be read is an error. A large JPEG that is decoded
-        already (`load`, `convert`) gets a slightly different vector than its file. The command for it is `embed`.
+        Arrays are bytes, or floats in 0..1. A file that cannot be read is an error. A large JPEG that you have opened
+        is decoded at a smaller size; one that is decoded already (`load`, `convert`) gets a slightly different vector
+        than its file. The command for it is `embed`.
         """
         single = isinstance(images, (str, Path, Image.Image))
         if single or (getattr(images, "ndim", 4) == 3 and {images.shape[0], images.shape[2]} & {1, 3}):  # type: ignore[attr-defined]
@@ -171,8 +172,8 @@ class Model:
         for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)])):
             raise ValueError(f"{problem.path} cannot be read: {problem.reason}")
         labels = np.zeros(len(listed), np.int64)
-        opened = LazyImages(listed.__getitem__, np.arange(len(listed)))
-        crops = Crops(opened.open, labels, size=self.recipe.image_size, test_crop=self.recipe.test_crop)
+        size, test_crop = self.recipe.image_size, self.recipe.test_crop
+        crops = Crops(lambda row: to_image(listed[row]), labels, size=size, test_crop=test_crop)
         with shown(progress) as report:
             counted = counter(report, "embedding")
             return self._embed(crops, labels.astype(str), workers=0, batch_size=batch_size, progress=counted).vectors

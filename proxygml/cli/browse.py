@@ -9,14 +9,14 @@ from typing import Annotated
 
 import tyro
 
-from proxygml.cli.options import Hardware
+from proxygml.cli.options import AS_TRAINED, Hardware
 from proxygml.display import messages, output, show_progress
 from proxygml.training.recipe import Split
 
 
 def browse(
     space: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
-    hardware: Hardware,
+    hardware: Hardware = AS_TRAINED,
     split: Split = "all",
     data: Path | None = None,
     host: str = "127.0.0.1",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from proxygml.cli.objects import import_object
-from proxygml.cli.options import Hardware
+from proxygml.cli.options import AS_TRAINED, Hardware
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def embed(
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
-    hardware: Hardware,
+    hardware: Hardware = AS_TRAINED,
     *,
     out: Path,
     split: Split | None = None,
@@ -83,7 +83,7 @@ def _embed(model: "Model", changes: dict, split: Split | None, progress: Progres
 
 def evaluate(
     embeddings: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
-    hardware: Hardware,
+    hardware: Hardware = AS_TRAINED,
     gallery: str | None = None,
     split: Split = "test",
     data: Path | None = None,

@@ -33,3 +33,6 @@ class Hardware:
         from proxygml.model import Model  # loads torch
 
         return Model(location, data=data, device=self.device, workers=self.workers, batch_size=self.batch_size)
+
+
+AS_TRAINED = Hardware()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.options import Hardware
+from proxygml.cli.options import AS_TRAINED, Hardware
 from proxygml.display import in_one_line, messages, output, show_progress, show_table
 from proxygml.training.recipe import Split
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def search(
     index: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|NPZ|INDEX")],
-    hardware: Hardware,
+    hardware: Hardware = AS_TRAINED,
     image: tuple[Path, ...] = (),
     vectors: Path | None = None,
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10,
