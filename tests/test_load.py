@@ -56,6 +56,7 @@ def test_exported_own_network(own_run: Run, tmp_path: Path) -> None:
     model.export(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "`network` is a `tests.training.test_objects:Network`" in card
+    assert "--run" not in card
     with pytest.raises(ValueError, match=MISSING):
         proxygml.load(tmp_path / "model")
     again = proxygml.load(tmp_path / "model", network=Network())
@@ -90,8 +91,7 @@ def test_commands_on_an_own_network_are_one_line(own_run: Run, splits: dict, tmp
         capsys, "embed", run, "--out", tmp_path / "vectors.npz"
     )
     space = open_space(index.location, data=None, progress=lambda *_: None)  # needs no network
-    with pytest.raises(ValueError, match=MISSING):
-        space.embed_image(Image.fromarray(PIXELS[0]))
+    assert (len(space), space.embed_image) == (len(index), None)
 
 
 def test_images_in_any_form(trained_run: Run, tmp_path: Path) -> None:

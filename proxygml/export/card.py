@@ -25,12 +25,7 @@ model = proxygml.load({arguments})  # the path of this folder
 vectors = model.encode(["photo.jpg", "other.jpg"])  # (2, {dim})
 print(vectors @ vectors.T)
 ```
-{network}
-```
-proxygml index build PHOTOS --out my-index --run .
-proxygml search my-index --image photo.jpg
-```
-{onnx}
+{more}{onnx}
 ## Scores
 {scores}
 ## Training
@@ -40,6 +35,13 @@ proxygml search my-index --image photo.jpg
 Of the weights: {license}. Terms of the training images and of pretrained weights may apply too.
 
 Written by proxygml {version}.
+"""
+OWN = "`network` is a `{}`, built as for training.\n"
+COMMANDS = """
+```
+proxygml index build PHOTOS --out my-index --run .
+proxygml search my-index --image photo.jpg
+```
 """
 ONNX = """
 Without proxygml and PyTorch:
@@ -69,7 +71,7 @@ def model_card(
         dim=dim,
         unit_length=unit,
         arguments='".", network=network' if own else '"."',
-        network=f"`network` is a `{recipe.backbone}`, built as for training.\n" if own else "",
+        more=OWN.format(recipe.backbone) if own else COMMANDS,
         onnx=ONNX.format(
             dim=dim,
             size=recipe.image_size,

@@ -16,7 +16,7 @@ from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import item_name
 from proxygml.server.space import Proxies, Space
-from proxygml.training.recipe import Split
+from proxygml.training.recipe import Split, is_class_name
 from proxygml.vectors import open_vectors, read_all, run_parts
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
@@ -48,11 +48,12 @@ def open_space(
         open_one = _open_files(paths, [Path()], confined=False)
         if open_one is None and Path(str(paths[0])).is_absolute():
             warnings.warn(f"no image is shown: {paths[0]} does not exist; have they moved? --data FOLDER", stacklevel=2)
+    own_network = model is not None and is_class_name(model.recipe.backbone)  # which an index does not store
     return Space(
         name,
         embeddings,
         open_image=open_one,
-        embed_image=None if model is None else lambda image: model.encode([image])[0],
+        embed_image=None if model is None or own_network else lambda image: model.encode([image])[0],
         no_upload=NO_UPLOAD,
         proxies=None if model is None else _load_proxies(model, embeddings),
     )

@@ -196,7 +196,7 @@ class TestMistakes:
     def test_resume_with_allowed_settings(
         self, trained_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ) -> None:
-        def resume(folder: Path, recipe: Recipe, *, progress: object) -> Run:
+        def resume(folder: Path, recipe: Recipe, **_: object) -> Run:
             assert (folder, recipe) == (trained_run.folder, trained_run.recipe.changed({"epochs": 20, "device": "cpu"}))
             return trained_run
 
@@ -370,7 +370,7 @@ class TestLosses:
     ) -> None:
         recipes = []
 
-        def stop(recipe: Recipe, folder: Path, *, progress: object) -> None:
+        def stop(recipe: Recipe, folder: Path, **_: object) -> None:
             recipes.append(recipe)
             raise ValueError("that is enough")
 
