@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Row i of `vectors` is image `paths[i]` of class `labels[i]`."""
+    """Row i of `vectors` is image `paths[i]` of class `labels[i]`.
+
+    Images of a class with an empty name have no label: -1.
+    """
 
     vectors: np.ndarray  # (M, D) floats
-    labels: np.ndarray  # (M,) integers
+    labels: np.ndarray  # (M,) integers; -1: no label
     paths: np.ndarray  # (M,) strings
     class_names: np.ndarray = field(default_factory=lambda: np.empty(0, "U1"))  # (C,) strings, or empty
     model: str = ""  # `Run.model_id` of the model that computed them; empty if unknown
@@ -37,13 +40,23 @@ class Embeddings:
                 f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
                 f"{len(self.labels)} labels and {len(self.paths)} paths"
             )
-        outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
+        outside = self.labels[(self.labels < -1) | (self.labels >= len(self.class_names))]
         if len(self.class_names) and len(outside):
             raise ValueError(f"expected labels below {len(self.class_names)} (class_names), got {outside[0]}")
+        nameless = np.isin(self.labels, np.flatnonzero(self.class_names == ""))  # (M,)
+        if nameless.any():
+            object.__setattr__(self, "labels", np.where(nameless, -1, self.labels))
 
     def class_name(self, label: int) -> str:
-        """Name of a class; its number if it has no name."""
+        """Name of a class; its number if classes have no names; empty for no label."""
+        if label == -1:
+            return ""
         return str(self.class_names[label]) if len(self.class_names) else str(label)
+
+    @property
+    def unlabeled(self) -> int:
+        """How many images have no label."""
+        return int((self.labels == -1).sum())
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -59,14 +72,17 @@ class Embeddings:
             yield replace(self, vectors=self.vectors[rows], labels=self.labels[rows], paths=self.paths[rows])
 
     def save(self, path: Path) -> None:
-        """Write one .npz, atomically."""
+        """Write one .npz, atomically; without labels, if there are none."""
+        arrays = asdict(self)
+        if 0 < self.unlabeled == len(self):
+            del arrays["labels"], arrays["class_names"]
         remove_temporaries(Path(path))
         with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **asdict(self))
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> "Embeddings":
-        """Load what `save` wrote, or any .npz with vectors and labels (integers or class names).
+        """Load what `save` wrote, or any .npz with vectors and perhaps labels (integers or class names).
 
         Without paths, images are named by their row number.
         """
@@ -86,8 +102,9 @@ class Embeddings:
             archive.open(entry).close()  # compares the name in the directory with the name at the entry
             if entry.comment:
                 raise ValueError(f"the directory is damaged at {entry.filename}")
-        if missing := {"vectors", "labels"} - set(stored):
-            raise ValueError(f"no array {' and '.join(sorted(missing))}, only {', '.join(stored) or 'nothing'}")
+        if "vectors" not in stored or ("class_names" in stored and "labels" not in stored):
+            missing = "labels" if "vectors" in stored else "vectors"
+            raise ValueError(f"no array {missing}, only {', '.join(stored) or 'nothing'}")
         names = [name for name in ("vectors", "labels", "paths", "class_names", "model") if name in stored]
         try:
             arrays = {name: np.asarray(stored[name]) for name in names}  # entries that are not .npy come as bytes
@@ -99,8 +116,8 @@ class Embeddings:
         for name, array in arrays.items():
             if array.ndim and len(array) and not array.nbytes:
                 raise ValueError(f"{name} of shape {array.shape} has no bytes")
-        labels = arrays["labels"]
-        rows = np.arange(len(labels) if labels.ndim else 0)
+        rows = np.arange(len(arrays["vectors"]) if arrays["vectors"].ndim else 0)
+        labels = arrays.get("labels", np.full(len(rows), -1))
         paths = arrays["paths"] if "paths" in arrays else rows.astype(f"U{len(str(len(rows)))}")
         class_names = arrays["class_names"] if "class_names" in arrays else np.empty(0, "U1")
         if labels.ndim == 1 and labels.dtype.kind == "U":
@@ -119,7 +136,7 @@ def concatenate(parts: Sequence[Embeddings]) -> Embeddings:
     if len(parts) == 1:
         return parts[0]
     names = np.unique(np.concatenate([part.class_names for part in parts]))
-    labels = np.concatenate([np.searchsorted(names, part.class_names)[part.labels] for part in parts])
+    labels = np.concatenate([np.append(np.searchsorted(names, part.class_names), -1)[part.labels] for part in parts])
     vectors, paths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("vectors", "paths"))
     return Embeddings(vectors, labels, paths, names, parts[0].model)
 

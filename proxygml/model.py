@@ -31,15 +31,17 @@ from proxygml.retrieval.url import IndexURL
 from proxygml.training import build
 from proxygml.training.evaluator import by_query
 from proxygml.training.parts import Parts
+from proxygml.training.pretrained import is_backbone, pretrained_run
 from proxygml.training.recipe import is_class_name
 from proxygml.training.run import EXPORTED, Run
 
-Kind = Literal["run", "model", "embeddings", "index", "images"]
+Kind = Literal["run", "model", "embeddings", "index", "space", "images"]
 KINDS: dict[Kind, str] = {
     "run": "the folder of a run",
     "model": "a model folder",
     "embeddings": "an .npz of embeddings",
     "index": "an index (a folder or postgresql://...)",
+    "space": "a fitted space",
     "images": "a folder of images",
 }
 MODELS: tuple[Kind, ...] = ("run", "model")
@@ -56,6 +58,8 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
         kind = "model"
     elif (path / "recipe.json").is_file():
         kind = "run"
+    elif (path / "space.json").is_file():
+        kind = "space"
     elif path.is_dir():
         kind = "images"
     elif path.exists():
@@ -75,6 +79,7 @@ def kind_of(location: str | Path, expected: Sequence[Kind] = tuple(KINDS)) -> Ki
 def load(path: str | Path, *, network: nn.Module | None = None, device: str | None = None) -> "Model":
     """The model at a path: a run, a folder that `Model.export` wrote, or an index that contains its network.
 
+    The name of a backbone, as "efficientnet-lite0", loads its pretrained weights, to embed without training.
     A run that was trained with a network of your own needs it again: build it as for training, its weights are
     replaced. By default, the device is that of the run if this machine has it, or else the CPU.
 
@@ -83,7 +88,7 @@ def load(path: str | Path, *, network: nn.Module | None = None, device: str | No
     >>> model.encode(["crow.jpg", "owl.jpg"]).shape  # doctest: +SKIP
     (2, 512)
     """
-    if kind_of(path, (*MODELS, "index")) == "index":
+    if not is_backbone(path) and kind_of(path, (*MODELS, "index")) == "index":
         index = Index.open(path)
         path = index.model_folder() or ""
         if not path:
@@ -96,10 +101,10 @@ def load(path: str | Path, *, network: nn.Module | None = None, device: str | No
 class Model:
     """A trained network: images -> vectors; `load` returns it. It is read at its first use.
 
-    `run` is a run or a folder that `export` wrote, `network` the instance that a network of your own needs. `device` is
-    by default the recipe's if this machine has it, or else the CPU. `data` is the folder of the run's images if they
-    have moved. `workers` processes decode images, `batch_size` are embedded at a time (default: as in training, at
-    least 128). Embedding leaves torch's random state unchanged.
+    `run` is a run, a folder that `export` wrote, or the name of a pretrained backbone; `network` is the instance that a
+    network of your own needs. `device` is by default the recipe's if this machine has it, or else the CPU. `data` is
+    the folder of the run's images if they have moved. `workers` processes decode images, `batch_size` are embedded at a
+    time (default: as in training, at least 128). Embedding leaves torch's random state unchanged.
     """
 
     def __init__(
@@ -113,7 +118,10 @@ class Model:
         batch_size: int | None = None,
     ) -> None:
         if not isinstance(run, Run):
-            run = open_folder(Path(run)) if kind_of(run, MODELS) == "model" else Run.open(run)
+            if is_backbone(run):
+                run = pretrained_run(str(run))
+            else:
+                run = open_folder(Path(run)) if kind_of(run, MODELS) == "model" else Run.open(run)
         self.run, self.recipe, self._module = run, run.recipe, network
         if data is not None:
             self.recipe = self.recipe.changed({"data": os.path.abspath(data)})

@@ -1,8 +1,12 @@
-"""The vectors at a path: an .npz, an index, or those of a run's images, embedded once and cached in its folder."""
+"""The vectors at a path: an .npz, an index, or those of a run's images, embedded once and cached in its folder.
+
+`transform` applies a fitted space to vectors.
+"""
 
 import os
 import warnings
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from proxygml import embeddings, files
@@ -12,6 +16,7 @@ from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import add_images
 from proxygml.retrieval.contents import build_lock, erase
+from proxygml.retrieval.validation import check_model
 from proxygml.training.recipe import Split
 
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
@@ -47,6 +52,26 @@ def read_all(source: Embeddings | Index) -> Embeddings:
     if not len(source):
         raise ValueError(f"{source.location} is empty: add to it with `proxygml index add`")
     return embeddings.concatenate(list(source.blocks()))
+
+
+def require_labels(source: Embeddings, location: str | Path) -> Embeddings:
+    """The same embeddings; an error if some have no label."""
+    if missing := source.unlabeled:
+        found = f"{missing:,} of {len(source):,} in {location} have none"
+        raise ValueError(f"expected a label for each vector, but {found}")
+    return source
+
+
+def transform(space: Path, source: Embeddings) -> Embeddings:
+    """Embeddings in a fitted space, of vectors by the network on whose vectors it was fitted."""
+    from proxygml.features.estimator import ProxyGMLEmbedding  # loads scikit-learn
+    from proxygml.features.storage import read_settings
+
+    kind_of(space, ("space",))
+    settings = read_settings(space)
+    check_model(source.model, settings["features_model"], space)
+    vectors = ProxyGMLEmbedding.load(space).transform(source.vectors)
+    return replace(source, vectors=vectors, model=f"{source.model}+{settings['id']}")
 
 
 def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_progress) -> dict[str, Index]:

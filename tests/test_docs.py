@@ -28,7 +28,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCKS = [
     (page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 ]
-COMMANDS = ["train", "embed", "evaluate", "export", "search", "browse", "datasets", "losses", "paper", "doctor"]
+COMMANDS = ["train", "embed", "evaluate", "export", "fit", "transform", "search", "browse", "datasets", "losses"]
+COMMANDS += ["paper", "doctor"]
 COMMANDS += [f"index {action}" for action in ("build", "add", "remove", "relocate", "info")]
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from proxygml import embeddings
 from proxygml.data.images import Crops
 from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.retrieval import Index
 
 
 def example(count: int = 5) -> Embeddings:
@@ -49,6 +50,28 @@ def test_missing_paths_are_numbers(tmp_path: Path) -> None:
     assert (loaded.class_name(1), loaded.model) == ("1", "")
 
 
+def test_labels_may_be_missing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", vectors=np.eye(3), paths=np.array(["a", "b", "c"]))
+    loaded = Embeddings.load(tmp_path / "own.npz")
+    assert (loaded.labels.tolist(), loaded.unlabeled, loaded.class_name(-1)) == ([-1] * 3, 3, "")
+    loaded.save(tmp_path / "again.npz")
+    assert not {"labels", "class_names"} & set(np.load(tmp_path / "again.npz"))
+    assert Embeddings.load(tmp_path / "again.npz").labels.tolist() == [-1] * 3
+
+
+def test_empty_class_name_is_no_label(tmp_path: Path) -> None:
+    some = Embeddings(np.eye(3), np.array([2, 0, 1]), np.array(["a", "b", "c"]), np.array(["wren", "", "crow"]))
+    assert some.labels.tolist() == [2, 0, -1]
+    index = Index.from_embeddings(some)
+    (block,) = index.blocks()
+    for each in (some, block, embeddings.concatenate([some, block])):
+        named = [each.class_name(label) for label in each.labels]
+        assert named[:3] == ["crow", "wren", ""]
+        assert each.unlabeled == named.count("")
+    some.save(tmp_path / "some.npz")
+    assert Embeddings.load(tmp_path / "some.npz").labels.tolist() == [2, 0, -1]
+
+
 def test_labels_may_be_class_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", vectors=np.ones((3, 2)), labels=np.array(["wren", "crow", "wren"]))
     loaded = Embeddings.load(tmp_path / "own.npz")
@@ -59,6 +82,7 @@ def test_labels_may_be_class_names(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"labels": np.arange(3)}, "no array vectors, only labels"),
+        ({"vectors": np.eye(3), "class_names": np.array(["a"])}, "no array labels, only vectors, class_names"),
         ({"vectors": np.ones(3), "labels": np.arange(3)}, r"expected vectors as floats \(M, D\)"),
         ({"vectors": np.ones((3, 2)), "labels": np.arange(4)}, "3 vectors, 4 labels"),
         ({"vectors": np.ones((3, 2)), "labels": np.ones(3)}, "expected integer labels .*, got float64"),

@@ -14,12 +14,12 @@ from proxygml.retrieval import Index
 
 VECTORS = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
 PLAIN = np.arange(40) % 5
-ODD = {  # by which numbers the five classes are known; floats of 24 or of 53 bits would merge some
-    "negative": np.array([-5, -4, -3, -2, -1]),
+ODD = {  # by which numbers the five classes are known; floats of 24 or of 53 bits would merge some; -1 is none
+    "negative": np.array([-6, -5, -4, -3, -2]),
     "gaps": np.array([0, 7, 1000, 2**31, 2**40]),
     "above 2**24": 2**24 + np.arange(5),
     "above 2**53": 2**53 + np.arange(5),
-    "extremes": np.array([-(2**63), -1, 0, 1, 2**63 - 1]),
+    "extremes": np.array([-(2**63), -2, 0, 1, 2**63 - 1]),
     "unsigned": np.array([0, 1, 2**32, 2**62, 2**63 - 1], np.uint64),
     "bytes": np.array([0, 1, 2, 254, 255], np.uint8),
 }

@@ -144,11 +144,14 @@ def every_kind(tmp_path: Path, trained_run: Run, photos: Path) -> dict[str, obje
     Index.create(tmp_path / "index", dim=3)
     (tmp_path / "model.onnx").write_bytes(b"")
     model.Model(trained_run).export(tmp_path / "model")
+    (tmp_path / "space").mkdir()
+    (tmp_path / "space" / "space.json").write_text("{}")
     return {
         "run": trained_run.folder,
         "model": tmp_path / "model",
         "embeddings": tmp_path / "vectors.npz",
         "index": tmp_path / "index",
+        "space": tmp_path / "space",
         "images": photos,
     }
 
@@ -173,7 +176,9 @@ def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
         (["evaluate", "LOCATION"], ("run", "embeddings", "index")),
         (["browse", "LOCATION", "--no-open", "--port", "0"], ("run", "embeddings", "index")),
         (["index", "build", "LOCATION", "--out", "new"], ("embeddings", "images", "index", "run")),
-        (["embed", "LOCATION", "--out", "new.npz"], ("run", "model")),
+        (["embed", "LOCATION", "--out", "new.npz"], ("run", "model", "images")),
+        (["fit", "LOCATION", "--out", "new"], ("embeddings", "index")),
+        (["transform", "LOCATION", "vectors.npz", "--out", "new.npz"], ("space",)),
         (["export", "LOCATION", "new"], ("run", "model")),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

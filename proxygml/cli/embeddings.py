@@ -6,75 +6,100 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from proxygml.cli.objects import import_object
-from proxygml.cli.options import AS_TRAINED, Hardware
+from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import Progress, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
 from proxygml.training.recipe import Split, is_class_name
 
 if TYPE_CHECKING:
+    from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
     from proxygml.model import Model
 
+PRETRAINED = "efficientnet-lite0"  # small and good on a CPU; its weights are an installable package
+
 
 def embed(
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|IMAGES")],
     hardware: Hardware = AS_TRAINED,
     *,
     out: Path,
+    run: Annotated[Path | None, SILENT] = None,
     split: Split | None = None,
     dataset: str | None = None,
     data: Path | None = None,
     skip_broken: bool = False,
 ) -> None:
-    """Embed images with the network of a run, and write vectors, labels and paths to one .npz.
+    """Embed images with a trained or pretrained network, and write vectors, labels and paths to one .npz.
+
+    `proxygml embed PHOTOS --out features.npz` embeds all photos below a folder; they need no classes.
 
     Args:
-        run: Folder of a trained run.
+        source: Folder of a trained run, or of images (at any depth; the parent folder is the class).
         hardware: What embeds images.
         out: The .npz to write.
-        split: The test or the training half of the dataset, or all of it (default: all of your own --data, otherwise
-            test).
-        dataset: Another dataset than the run's own.
-        data: Folder of that dataset, or of the run's own, if it has moved. Without --dataset, for a run on glyphs: a
-            folder of images, one folder per class.
+        run: What embeds a folder of images: a trained run, or a pretrained backbone by its name (default:
+            efficientnet-lite0).
+        split: Of a run: the test or the training half of its dataset, or all of it (default: all of your own --data,
+            otherwise test).
+        dataset: Of a run: another dataset than its own.
+        data: Of a run: folder of that dataset, or of its own, if it has moved.
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
     with resume_hint(lambda: "the same command starts again"):
-        model = hardware.load(run)
+        from proxygml.model import kind_of
+
+        if is_folder := kind_of(source, ("run", "model", "images")) == "images":
+            if split or dataset or data:
+                raise ValueError(f"--split, --dataset and --data belong to a run, and {source} is a folder of images")
+            model = hardware.load(run or PRETRAINED)
+        elif run is not None:
+            raise ValueError(f"--run embeds a folder of images, and {source} is a run itself: name only one of them")
+        else:
+            model = hardware.load(source)
         join_processes()
-        if data is not None and model.recipe.dataset == "glyphs":
-            dataset = dataset or "folder"
-        changes: dict[str, object] = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
-        changes |= {"data": str(data)} if data is not None else {}
-        changes |= {"skip_broken": True} if skip_broken else {}
         with show_progress() as progress:
-            result = _embed(model, changes, split, progress)
+            parts = _images_below(source) if is_folder else _run_images(model, split, dataset, data)
+            result = _embed(model, parts, skip_broken or model.recipe.skip_broken, progress)
         if not is_first_process():
             return
         result.save(out)
-    output.print(f"{len(result)} vectors of {result.dim} dimensions in {out}")
+    labels = f", {result.unlabeled:,} without labels" if result.unlabeled else ""
+    output.print(f"{len(result)} vectors of {result.dim} dimensions in {out}{labels}")
 
 
-def _embed(model: "Model", changes: dict, split: Split | None, progress: Progress) -> "Embeddings":
-    """Embeddings of the run's images, after changes of its recipe."""
-    from proxygml.data.readable import describe_skipped, readable_images
-    from proxygml.embeddings import concatenate
+def _images_below(folder: Path) -> "list[ImageList]":
+    from proxygml.data.folder import images_below
+
+    return [images_below(folder)]
+
+
+def _run_images(model: "Model", split: Split | None, dataset: str | None, data: Path | None) -> "list[ImageList]":
+    """The images of a run, or of another dataset, by split."""
     from proxygml.training.build import load_images
 
+    changes: dict[str, object] = {"dataset": dataset, "data": None, "classes": None} if dataset is not None else {}
+    changes |= {"data": str(data)} if data is not None else {}
     recipe = model.recipe.changed(changes)
-    own_object = import_object(recipe.dataset) if is_class_name(str(changes.get("dataset"))) else None
-    other = {"dataset", "data"} & changes.keys()
-    both = load_images(recipe, own_object) if other else tuple(model.load_images().values())
-    own = "data" in changes and changes["data"] is not None and recipe.dataset in ("folder", "table", "tar")
+    own_object = import_object(dataset) if dataset is not None and is_class_name(dataset) else None
+    both = load_images(recipe, own_object) if changes else tuple(model.load_images().values())
+    own = data is not None and recipe.dataset in ("folder", "table", "tar")
     split = split or ("all" if own else "test")
     parts = [images for part, images in zip(("train", "test"), both, strict=True) if split in (part, "all")]
     if not any(map(len, parts)):
         raise ValueError(f"{model.run.folder} has no {split} images: choose another --split")
+    return parts
+
+
+def _embed(model: "Model", parts: "list[ImageList]", skip_broken: bool, progress: Progress) -> "Embeddings":
+    """Embeddings of images; unreadable ones are an error, or skipped."""
+    from proxygml.data.readable import describe_skipped, readable_images
+    from proxygml.embeddings import concatenate
+
     results = []
     for images in filter(len, parts):
-        checking = counter(progress, "checking images")
-        readable = readable_images(images, skip_broken=recipe.skip_broken, progress=checking)
+        readable = readable_images(images, skip_broken=skip_broken, progress=counter(progress, "checking images"))
         if skipped := describe_skipped(images, readable):
             progress("skipped", 0, 0, skipped)
         results.append(model.embed(readable, progress=counter(progress, "embedding")))
@@ -107,12 +132,13 @@ def evaluate(
         json: Print the scores as JSON.
     """
     from proxygml.evaluation import evaluate as score
-    from proxygml.vectors import open_vectors, read_all
+    from proxygml.vectors import open_vectors, read_all, require_labels
 
     with show_progress() as progress:
 
         def read(location: str) -> "Embeddings":
-            return read_all(open_vectors(location, split=split, data=data, load=hardware.load, progress=progress))
+            source = open_vectors(location, split=split, data=data, load=hardware.load, progress=progress)
+            return require_labels(read_all(source), location)
 
         queries, searched = read(embeddings), None if gallery is None else read(gallery)
         scores = score(

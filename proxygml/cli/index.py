@@ -41,8 +41,8 @@ class Items:
     Args:
         source: An .npz of embeddings, a folder of images (at any depth; the parent folder is the class), another index,
             or a run (its own images).
-        run: The run that embeds images; a copy of its network is stored in the index, to embed queries (default: the
-            one stored there).
+        run: What embeds images, a run or a pretrained backbone by its name; a copy of the network is stored in the
+            index, to embed queries (default: the one stored there).
         dataset: A dataset, instead of a source.
         data: Folder of that dataset, or of the run's images if they have moved.
         split: Which images (default: all of a run, test of a dataset).
@@ -70,7 +70,7 @@ class Items:
             with show_progress() as progress:
                 return open_vectors(self.source, split=split, data=self.data, load=hardware.load, progress=progress)
         if model is None:
-            raise ValueError("images need --run RUN, a trained run that embeds them")
+            raise ValueError("images need --run RUN, a trained run or a pretrained backbone that embeds them")
         if self.source is not None:
             return images_below(Path(self.source))
         if self.split == "all":
@@ -223,7 +223,8 @@ def info(index: Location, json: bool = False) -> None:
     opened = Index.open(index)
     with show_progress() as progress:
         recall = _measure_recall(opened, progress)
-    values = {**opened.metadata, "items": len(opened), "classes": len(opened.class_names), "recall@10": recall}
+    classes = int((opened.class_names != "").sum())  # an empty name is that of items without labels
+    values = {**opened.metadata, "items": len(opened), "classes": classes, "recall@10": recall}
     if json:
         output.print_json(data=values, ensure_ascii=True)
     else:

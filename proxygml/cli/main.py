@@ -12,6 +12,7 @@ from proxygml.cli.browse import browse
 from proxygml.cli.doctor import doctor
 from proxygml.cli.embeddings import embed, evaluate
 from proxygml.cli.export import export
+from proxygml.cli.features import fit, transform
 from proxygml.cli.index import index
 from proxygml.cli.lists import datasets, losses
 from proxygml.cli.paper import paper
@@ -27,6 +28,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "embed": embed,
     "evaluate": evaluate,
     "export": export,
+    "fit": fit,
+    "transform": transform,
     "index": index,
     "search": search,
     "browse": browse,

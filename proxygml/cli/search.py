@@ -23,6 +23,7 @@ def search(
     vectors: Path | None = None,
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10,
     run: Path | None = None,
+    space: Path | None = None,
     split: Split = "all",
     data: Path | None = None,
     json: bool = False,
@@ -36,7 +37,9 @@ def search(
         image: Images to search for.
         vectors: Or an .npz of embeddings to search for, thousands of them.
         count: How many items to find for each.
-        run: The run that embeds the images, if the index does not contain its network.
+        run: What embeds the images, if the index does not contain its network: a run, or a pretrained backbone by its
+            name.
+        space: The fitted space of the index, which is applied to what you search for (docs/features.md).
         split: Search only in the training or test images of a run.
         data: Folder of the run's images, if they have moved.
         json: Print the hits as JSON.
@@ -44,11 +47,13 @@ def search(
     if bool(image) == (vectors is not None):
         raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
 
+    import numpy as np
+
     from proxygml.embeddings import Embeddings
     from proxygml.model import kind_of
     from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
-    from proxygml.vectors import open_vectors
+    from proxygml.vectors import open_vectors, transform
 
     with show_progress() as progress:
         source = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
@@ -57,21 +62,23 @@ def search(
         folder = run or (Path(index) if kind_of(index) == "run" else opened.model_folder())
         if folder is None:
             raise ValueError(f"{index} does not contain the network of its vectors: name its run with --run RUN")
-        names, model = [str(path) for path in image], hardware.load(folder)
-        check_model(model.model_id, opened.model, index)
-        queries = model.encode(image)
+        model = hardware.load(folder)
+        names = np.array([str(path) for path in image])
+        queries = Embeddings(model.encode(image), np.full(len(image), -1), names, model=model.model_id)
     else:
-        loaded = Embeddings.load(vectors)
-        check_model(loaded.model, opened.model, index)
-        names, queries = loaded.paths.tolist(), loaded.vectors
-    results = opened.search(queries, count)
+        queries = Embeddings.load(vectors)
+    if space is not None:
+        queries = transform(space, queries)
+    check_model(queries.model, opened.model, index)
+    results = opened.search(queries.vectors, count)
     if json:
         entries = [
-            {"query": name, "hits": [hit._asdict() for hit in hits]} for name, hits in zip(names, results, strict=True)
+            {"query": name, "hits": [hit._asdict() for hit in hits]}
+            for name, hits in zip(queries.paths.tolist(), results, strict=True)
         ]
         output.print_json(data=entries, ensure_ascii=True)  # no control characters for a terminal
     else:
-        show_hits(names, results)
+        show_hits(queries.paths.tolist(), results)
     paths = {hit.path for hits in results for hit in hits}
     missing = sorted(path for path in paths if os.path.isabs(path) and not os.path.exists(path))
     if missing:
@@ -83,7 +90,12 @@ def search(
 def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:
     """Print a table for each query."""
     for query, hits in zip(queries, results, strict=True):
-        numbers = [(f"{hit.distance:.3f}", f"{hit.similarity:.4f}") for hit in hits]
-        names = [(in_one_line(hit.label), in_one_line(hit.path)) for hit in hits]
-        rows = [(*values, *texts) for values, texts in zip(numbers, names, strict=True)]
-        show_table(("distance", "similarity", "class", f"nearest to {in_one_line(query)}"), rows, left=(2, 3))
+        cells = {
+            "distance": [f"{hit.distance:.3f}" for hit in hits],
+            "similarity": [f"{hit.similarity:.4f}" for hit in hits],
+            "class": [in_one_line(hit.label) for hit in hits],
+            f"nearest to {in_one_line(query)}": [in_one_line(hit.path) for hit in hits],
+        }
+        if not any(cells["class"]):
+            del cells["class"]
+        show_table(list(cells), zip(*cells.values(), strict=True), left=(2, 3))

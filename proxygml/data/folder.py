@@ -30,8 +30,13 @@ def load(root: Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageLis
 
 
 def images_below(folder: Path) -> ImageList:
-    """All images below a folder, at any depth; the class is the path of the parent folder."""
+    """All images below a folder, at any depth; the class is the path of the parent folder.
+
+    Images directly in the folder have the class of its name or, if there are no others, none.
+    """
     paths, classes = list_images(folder, loose=folder.resolve().name)
+    if not any("/" in path for path in paths):
+        classes = [""] * len(paths)
     return image_list(paths, classes, root=folder)
 
 

@@ -28,13 +28,17 @@ def as_matrix(vectors: np.ndarray | Tensor, name: str, *, min_rows: int = 1, wid
 
 
 def as_labels(labels: np.ndarray | Tensor, length: int, name: str) -> Tensor:
-    """Labels (M,) as int64; never through floats, which would merge labels above 2**24 or 2**53."""
+    """Labels (M,) as int64, not -1; never through floats, which would merge labels above 2**24 or 2**53."""
     labels = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if labels.dtype.kind not in "iu" or labels.shape != (length,):
         got = f"{labels.dtype} of shape {labels.shape}"
         raise ValueError(f"expected {name} of shape ({length},), integers, got {got}: pass one integer per vector")
     if labels.dtype == np.uint64 and length and labels.max() >= 2**63:
         raise ValueError(f"expected {name} below 2**63, got {labels.max()}: renumber the classes")
+    if missing := int((labels == -1).sum()):
+        raise ValueError(
+            f"expected {name} for all vectors, but {missing:,} of {length:,} have none (-1): leave these out"
+        )
     return torch.from_numpy(labels.astype(np.int64))
 
 

@@ -151,11 +151,15 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         X = validate_data(self, X, reset=False, dtype=DTYPES)  # noqa: N806
         return project(_signed_power(X, self.power_), self.mean_, self.components_).astype(X.dtype)
 
-    def save(self, path: str | Path) -> None:
-        """Write a folder that `load` reads: safetensors and JSON. `partial_fit` starts over after loading."""
+    def save(self, path: str | Path, *, features_model: str = "") -> None:
+        """Write a folder that `load` and `proxygml transform` read: safetensors and JSON.
+
+        `features_model` is the id of the network that computed the features (`Embeddings.model`), if known.
+        `partial_fit` starts over after loading.
+        """
         check_is_fitted(self)
         fitted = {name: getattr(self, name) for name in FITTED if hasattr(self, name)}
-        write_space(Path(path), self.get_params(), fitted)
+        write_space(Path(path), self.get_params(), fitted, features_model)
 
     @classmethod
     def load(cls, path: str | Path) -> "ProxyGMLEmbedding":

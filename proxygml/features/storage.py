@@ -16,8 +16,8 @@ NUMBERS, SETTINGS = "space.safetensors", "space.json"
 SCHEMA_VERSION = 1
 
 
-def write_space(folder: Path, parameters: dict[str, Any], fitted: dict[str, Any]) -> None:
-    """Write the parameters and the fitted attributes of an embedding."""
+def write_space(folder: Path, parameters: dict[str, Any], fitted: dict[str, Any], features_model: str) -> None:
+    """Write the parameters and the fitted attributes of an embedding; `features_model` is the id of its network."""
     arrays = {name: np.array(fitted[name], np.float64, order="C") for name in ("mean_", "components_", "power_")}
     numbers = save(arrays)
     rest = {name: _to_json(value) for name, value in fitted.items() if name not in arrays}
@@ -25,6 +25,7 @@ def write_space(folder: Path, parameters: dict[str, Any], fitted: dict[str, Any]
         "schema_version": SCHEMA_VERSION,
         "version": __version__,
         "id": _id(numbers),
+        "features_model": features_model,
         "parameters": {name: _to_json(value) for name, value in parameters.items()},
         "fitted": rest,
     }

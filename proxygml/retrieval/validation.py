@@ -40,7 +40,8 @@ def check_model(model: str, expected: str, location: object) -> None:
     """An error if vectors come from another model than those of the index at `location`."""
     if model != expected:
         theirs, ours = (f"model {model_id}" if model_id else "an unknown model" for model_id in (expected, model))
-        raise ValueError(f"{location} has vectors of {theirs}, these are of {ours}: embed them with the same model")
+        remedy = "embed them with the same model" + (" and --space" if "+" in model + expected else "")
+        raise ValueError(f"{location} has vectors of {theirs}, these are of {ours}: {remedy}")
 
 
 def is_text(name: str) -> bool:

@@ -261,7 +261,7 @@ class TestMistakes:
             ("train glyphs --optimizer adm", "invalid choice 'adm' .*'adam', .*"),
             ("search idx photo.jpg", "unexpected 'photo.jpg': did you mean --image photo.jpg\\? .*"),
             ("index build --out i", "expected an .npz, a folder of images, .* \\(proxygml index build --help\\)"),
-            ("embed", "Missing from proxygml embed: RUN .* --out PATH .*"),
+            ("embed", "Missing from proxygml embed: RUN\\|IMAGES .* --out PATH .*"),
         ],
     )
     def test_usage(self, arguments: str, said: str, capsys: pytest.CaptureFixture) -> None:

@@ -248,10 +248,15 @@ def test_scores_equal_pytorch_metric_learning(with_gallery):
 
 def test_lone_queries_are_misses():
     vectors = np.array([[0.0], [1], [5], [6]])
-    scores = evaluate(vectors, np.array([4, 4, 9, -1]), recall_at=(1, 3), cluster=False)
+    scores = evaluate(vectors, np.array([4, 4, 9, -3]), recall_at=(1, 3), cluster=False)
     assert (scores.lone_queries, scores.recall) == (2, {1: 0.5, 3: 0.5})
     assert scores.r_precision == scores.map_at_r == 0.5
     assert evaluate(vectors, np.arange(4), cluster=False).recall[1] == 0
+
+
+def test_vectors_without_labels_have_no_scores():
+    with pytest.raises(ValueError, match=r"expected labels for all vectors, but 2 of 4 have none \(-1\)"):
+        evaluate(np.arange(4.0)[:, None], np.array([0, -1, 0, -1]))
 
 
 @pytest.mark.parametrize("with_gallery", [False, True])
