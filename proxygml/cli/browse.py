@@ -58,7 +58,8 @@ def browse(
         address = f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else "")
 
         def ready() -> None:
-            counts = f"{len(opened):,} vectors of {len(opened.class_names):,} classes"
+            kinds = f"of {len(opened.class_names):,} classes" if not opened.no_errors else f"({opened.no_errors})"
+            counts = f"{len(opened):,} vectors {kinds}"
             output.print(f"{counts}: {address} (Ctrl-C ends it)")
             if token:
                 messages.print(f"warning: everyone with this address who can reach {host} can see these images")

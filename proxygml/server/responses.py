@@ -31,7 +31,7 @@ class Responses:
     def start_jobs(self) -> None:
         """Start the jobs that the page needs at once."""
         self.jobs["pca"].start()
-        if len(self.space) <= MAX_IMAGES:
+        if len(self.space) <= MAX_IMAGES and not self.space.no_errors:
             self.failures.start()
 
     def stop_jobs(self) -> None:
@@ -51,6 +51,8 @@ class Responses:
     def start(self, name: JobName) -> dict:
         if command := layouts().get(name):
             raise HTTPException(409, f"{name} is not installed: {command}")
+        if name == "failures" and self.space.no_errors:
+            raise HTTPException(409, f"no errors are counted: {self.space.no_errors}")
         self.jobs[name].start()
         return self.jobs[name].status()
 
@@ -76,13 +78,14 @@ class Responses:
             "server_id": self.server_id,
             "images": len(space),
             "dimensions": space.vectors.shape[1],
-            "classes": space.class_names,
+            "classes": [name or "no label" for name in space.class_names],
             "sizes": space.class_sizes.tolist(),
             "examples": np.unique(space.classes, return_index=True)[1].tolist(),  # an image of each class
             "pictures": space.open_image is not None,
             "unit": space.unit,
             "upload": space.embed_image is not None,
             "no_upload": space.no_upload,
+            "no_errors": space.no_errors,
             "layouts": layouts(),
             "proxies": proxies
             and {

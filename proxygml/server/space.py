@@ -65,7 +65,7 @@ class Space:
     """Embeddings to display. Classes are numbered 0..C-1, whatever their labels are.
 
     `open_image(i)` returns image i; None if there are no images. `embed_image` returns the vector (D,) of an upload; if
-    it is None, `no_upload` gives the reason.
+    it is None, `no_upload` gives the reason. `no_errors` is the reason why nothing is right or wrong, or empty.
     """
 
     def __init__(
@@ -90,6 +90,8 @@ class Space:
         self.vectors, self.original_labels = vectors, embeddings.labels
         self.labels, self.classes = np.unique(embeddings.labels, return_inverse=True)  # (C,), (M,)
         self.class_names = [valid_text(embeddings.class_name(label)) for label in self.labels.tolist()]
+        missing = embeddings.unlabeled
+        self.no_errors = f"{missing:,} of {len(vectors):,} images have no label" if missing else ""
         self.class_sizes = np.bincount(self.classes)  # (C,)
         self.paths = [valid_text(str(path)) for path in embeddings.paths]
         self._texts = np.array(  # for filters: path and class name in lower case

@@ -1,10 +1,14 @@
 """The space: neighbors, filters, and the subgraph of the paper."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
+from fastapi import HTTPException
 
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import neighbors
+from proxygml.server.responses import Responses
 from proxygml.server.space import Proxies, Space, valid_text
 
 
@@ -110,3 +114,16 @@ def test_subgraph_equals_loops(label: int | None) -> None:
     np.testing.assert_allclose(subgraph.probabilities, [probabilities[c] for c in sorted(probabilities)], rtol=1e-5)
     if own is not None:
         assert {3, 4, 5} <= linked
+
+
+@pytest.mark.parametrize(("labels", "reason"), [([-1] * 3, "3 of 3"), ([0, -1, 0], "1 of 3"), ([0, 1, 0], "")])
+def test_without_labels_nothing_is_right_or_wrong(labels: list[int], reason: str) -> None:
+    space = make_space(np.eye(3), np.array(labels))
+    responses = Responses(space, "")
+    assert space.no_errors == (f"{reason} images have no label" if reason else "")
+    assert ("no label" in responses.about()["classes"]) == bool(reason)
+    with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
+        responses.start("failures")
+    responses.failures.wait()
+    assert responses.failures.state == ("idle" if reason else "done")
+    assert responses.about()["no_errors"] == space.no_errors
