@@ -136,8 +136,13 @@ class FolderStorage:
             best = np.argsort(distances, kind="stable")[:count]  # ties: the item added first
             similarities = cosines(query, vectors[positions[best]])
             numbers = zip(positions[best].tolist(), distances[best].tolist(), similarities.tolist(), strict=True)
-            results.append([Hit(*rows[row][1:3], *values) for row, *values in numbers])
+            hits = [(rows[row], distance, cosine) for row, distance, cosine in numbers]
+            results.append([Hit(row[1], row[2], distance, cosine, row[0]) for row, distance, cosine in hits])
         return results
+
+    def find(self, item: int | str) -> tuple[int, np.ndarray] | None:
+        rows = self.database.items("path = ?" if isinstance(item, str) else "items.id = ?", item)
+        return (rows[0][0], self._matrix([rows[0][3]])[0]) if rows else None
 
     def blocks(self) -> Iterator[Embeddings]:
         ((last,),) = self.rows("SELECT MAX(id) FROM items")

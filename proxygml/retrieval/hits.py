@@ -19,6 +19,7 @@ class Hit(NamedTuple):
     label: str  # name of its class
     distance: float  # Euclidean
     similarity: float  # the cosine, -1 to 1; 0 for a vector of zeros
+    id: int  # of the item, never reused in an index
 
 
 def cosines(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:

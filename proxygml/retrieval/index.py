@@ -114,6 +114,10 @@ class Index:
             raise ValueError(f"expected to find 1 item or more, got {count}")
         return self.storage.search(validation.check_vectors(vectors, self.dim, self.location), count)
 
+    def find(self, item: int | str) -> tuple[int, np.ndarray] | None:
+        """Id and vector (D,) of an item, by its id or path; None if it is not in the index."""
+        return self.storage.find(validation.check_text(item) if isinstance(item, str) else item)
+
     def blocks(self) -> Iterator[Embeddings]:
         """All items in blocks of some thousand; labels are positions in `class_names`."""
         return self.storage.blocks()

@@ -41,7 +41,7 @@ CREATE TABLE items (
 """
 SEARCH = """
 SELECT queries.number, nearest.path, classes.name, nearest.distance,
-    -(l2_normalize(nearest.vector) <#> l2_normalize(queries.vector))
+    -(l2_normalize(nearest.vector) <#> l2_normalize(queries.vector)), nearest.id
 FROM unnest(%b::vector[]) WITH ORDINALITY AS queries (vector, number) CROSS JOIN LATERAL (
     SELECT id, path, class, items.vector, items.vector <-> queries.vector AS distance FROM items
     ORDER BY items.vector <-> queries.vector LIMIT %b
@@ -160,9 +160,15 @@ class PostgresStorage:
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
             for start in range(0, len(vectors), QUERY_BLOCK):
                 queries = list(vectors[start : start + QUERY_BLOCK])
-                for number, path, name, distance, cosine in connection.execute(SEARCH, [queries, count]):
-                    results[start + number - 1].append(Hit(path, name, distance, min(max(cosine, -1.0), 1.0)))
+                for number, path, name, distance, cosine, item_id in connection.execute(SEARCH, [queries, count]):
+                    hit = Hit(path, name, distance, min(max(cosine, -1.0), 1.0), item_id)
+                    results[start + number - 1].append(hit)
         return results
+
+    def find(self, item: int | str) -> tuple[int, np.ndarray] | None:
+        column = "path" if isinstance(item, str) else "id"
+        rows = self.rows(f"SELECT id, vector FROM items WHERE {column} = %b", [item])  # nosec B608 # constants
+        return (rows[0][0], rows[0][1].to_numpy()) if rows else None
 
     def blocks(self) -> Iterator[Embeddings]:
         """All items, from one snapshot."""

@@ -53,7 +53,7 @@ def test_console_prints_literally(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hits_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
-    show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5, 0.9), Hit("b\nc", "d", 1.0, 0.5)]])
+    show_hits([HOSTILE], [[Hit(HOSTILE, "[bold]" + HOSTILE, 0.5, 0.9, 1), Hit("b\nc", "d", 1.0, 0.5, 2)]])
     shown = capsys.readouterr().out
     assert shown.count(SHOWN) == 3
     assert "[bold]" in shown

@@ -252,7 +252,7 @@ def test_folder_can_be_moved(new_index, tmp_path: Path) -> None:
 def test_search_in_memory_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     items, queries = random_embeddings(300), random_embeddings(90, seed=1).vectors
     index = Index.from_embeddings(items)
-    assert index.search(items.vectors[4:5], 1)[0][0] == Hit("/photos/4.jpg", "örn", 0.0, pytest.approx(1))
+    assert index.search(items.vectors[4:5], 1)[0][0] == Hit("/photos/4.jpg", "örn", 0.0, pytest.approx(1), 5)
     expected = index.search(queries, 7)
     monkeypatch.setattr(folder, "CANDIDATE_ELEMENTS", 20 * DIM)  # a query at a time
     assert index.search(queries, 7) == expected

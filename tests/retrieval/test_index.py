@@ -128,8 +128,22 @@ class TestEveryIndex:
         changed = random_embeddings(1, seed=9)
         index.remove(["/photos/0.jpg"])
         assert index.add(changed) == 1
-        assert index.search(changed.vectors, 1)[0][0] == Hit("/photos/0.jpg", "crow", 0.0, pytest.approx(1))
+        (hit,) = index.search(changed.vectors, 1)[0]
+        assert hit[:4] == ("/photos/0.jpg", "crow", 0.0, pytest.approx(1))
         assert len(index) == 4
+
+    def test_items_are_found_by_id_and_path(self, storage: str, kind: str, new_location) -> None:
+        index = Index.create(new_location(storage), dim=DIM, model="m", kind=kind)
+        items = random_embeddings(4)
+        index.add(items)
+        hits = index.search(items.vectors, 1)
+        for vector, (hit,) in zip(items.vectors, hits, strict=True):
+            for item in (hit.id, hit.path):
+                found = index.find(item)
+                assert found[0] == hit.id
+                np.testing.assert_array_equal(found[1], vector)
+        assert len({hit.id for (hit,) in hits}) == 4
+        assert [index.find(item) for item in (10**9, 0, "/photos/9.jpg", "")] == [None] * 4
 
     def test_relocated_items_are_found(self, storage: str, kind: str, new_location) -> None:
         location = new_location(storage)
