@@ -1,6 +1,7 @@
 """Connections to the server: time-outs and limits that uvicorn lacks, so that nobody keeps others out."""
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -11,12 +12,22 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 IDLE_SECONDS = 10.0  # for the header of a request to arrive, since the connection or the last response
 REQUEST_SECONDS = 180.0  # from the header of a request to the end of its response
+NEW_SECONDS = 1.0  # in which a new connection is not ended to make way: its request may be on the way
 # With those not yet counted and open files, less than the 256 descriptors that macOS allows a process.
 MAX_CONNECTIONS, MAX_PER_ADDRESS, BACKLOG = 100, 32, 32
+QUEUE = 1024  # connections that the system keeps until they are counted; clients beyond it wait for seconds
+ERROR = json.dumps({"error": "too many requests at once: send fewer, then this one again"})
+TOO_MANY = (
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
+    f"Content-Length: {len(ERROR)}\r\n\r\n{ERROR}"
+)
 
 
 class Connection(H11Protocol):
-    """A connection that ends when its time is up. A new one beyond a limit ends the oldest, idle ones first."""
+    """A connection that ends when its time is up.
+
+    Beyond a limit, a new one ends the oldest of those that wait for their client, idle ones first; or else itself.
+    """
 
     _timer: asyncio.TimerHandle | None = None
     answering, since = False, 0.0  # whether a request has arrived, and when that became so
@@ -27,8 +38,9 @@ class Connection(H11Protocol):
         others = [each for each in self.connections if isinstance(each, Connection) and each.is_open and each != self]
         peers = [each for each in others if each.client and self.client and each.client[0] == self.client[0]]
         crowd = peers if len(peers) >= MAX_PER_ADDRESS else others if len(others) >= MAX_CONNECTIONS else []
+        waiting = [each for each in crowd if each.waits_for_client and self.since - each.since >= NEW_SECONDS]
         if crowd:
-            min(crowd, key=lambda each: (each.answering, each.since)).transport.abort()
+            min(waiting, key=lambda each: (each.answering, each.since), default=self).turn_away()
 
     def handle_events(self) -> None:
         previous = self.cycle
@@ -48,6 +60,20 @@ class Connection(H11Protocol):
     @property
     def is_open(self) -> bool:
         return not self.transport.is_closing()
+
+    def turn_away(self) -> None:
+        """End it; with a response if there was none on it, as a request may be on the way."""
+        if self.cycle is None:
+            self.transport.write(TOO_MANY.encode())
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing happens until the client sends or reads more."""
+        is_sending = self.cycle is not None and self.cycle.more_body and not self.flow.read_paused
+        return not self.answering or is_sending or self.transport.get_write_buffer_size() > 0
 
     def _set(self, *, answering: bool) -> None:
         if self._timer is not None:
@@ -78,6 +104,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(report_error)
         await super().startup(sockets)
+        for each in sockets or []:
+            each.listen(QUEUE)
         self._ready()
 
 
@@ -98,6 +126,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(
             f"cannot listen on {host}, port {port} ({reason}): try another --port, 0 for a free one"
         ) from error
+
+
+def address(listening: socket.socket) -> str:
+    """The URL of a socket that listens."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def report_error(loop: asyncio.AbstractEventLoop, context: dict) -> None:

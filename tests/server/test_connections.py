@@ -1,16 +1,18 @@
 """Idle, slow and too many connections."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from proxygml.server import connections
-from proxygml.server.connections import Connection, report_error
+from proxygml.server.connections import TOO_MANY, Connection, Server, report_error
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -30,7 +32,9 @@ async def serving() -> AsyncIterator[Connect]:
     config, state = uvicorn.Config(app, lifespan="off", log_level="error"), ServerState()
     config.load()
     loop, writers = asyncio.get_running_loop(), []
-    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(
+        lambda: Connection(config, state, {}), "127.0.0.1", 0, backlog=connections.BACKLOG
+    )
 
     async def connect(address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), local_addr=(address, 0))
@@ -52,7 +56,7 @@ async def ask(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> byte
 
 async def has_ended(stream: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
     try:
-        return await asyncio.wait_for(stream[0].read(1), 0.05) == b""
+        return TOO_MANY.startswith((await asyncio.wait_for(stream[0].read(), 0.05)).decode())
     except ConnectionResetError:
         return True
     except asyncio.TimeoutError:
@@ -88,7 +92,9 @@ def test_slow_connections_end(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.2 < asyncio.run(wait()) < 2
 
 
-def test_idle_connections_keep_nobody_out() -> None:
+def test_idle_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "NEW_SECONDS", 0)
+
     async def crowd() -> None:
         async with serving() as connect:
             mine = await connect()
@@ -101,7 +107,9 @@ def test_idle_connections_keep_nobody_out() -> None:
     asyncio.run(crowd())
 
 
-def test_many_addresses_keep_nobody_out() -> None:
+def test_many_addresses_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "NEW_SECONDS", 0)
+
     async def crowd() -> None:
         async with serving() as connect:
             idle = [await connect(f"127.0.0.{2 + i // 10}") for i in range(connections.MAX_CONNECTIONS + 20)]
@@ -111,7 +119,9 @@ def test_many_addresses_keep_nobody_out() -> None:
     asyncio.run(crowd())
 
 
-def test_idle_connections_end_before_requests() -> None:
+def test_idle_connections_end_before_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "NEW_SECONDS", 0)
+
     async def crowd() -> None:
         async with serving() as connect:
             reader, writer = uploading = await connect()
@@ -124,6 +134,57 @@ def test_idle_connections_end_before_requests() -> None:
             assert (await asyncio.wait_for(reader.readuntil(b"yes"), 10)).startswith(b"HTTP/1.1 200")
 
     asyncio.run(crowd())
+
+
+def test_slow_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "NEW_SECONDS", 0)
+
+    async def crowd() -> None:
+        async with serving() as connect:
+            slow = [await connect() for _ in range(connections.MAX_PER_ADDRESS)]
+            for _, writer in slow:
+                writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nx")
+            await asyncio.sleep(0.05)
+            assert await ask(await connect()) == b"yes"
+            assert [await has_ended(each) for each in slow[:2]] == [True, False]
+
+    asyncio.run(crowd())
+
+
+def test_thousand_requests_at_once_are_all_answered() -> None:
+    app, ready, go = FastAPI(), threading.Event(), threading.Event()
+    app.get("/")(lambda: go.wait(30))
+
+    async def request(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(REQUEST)
+            header = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(header.lower().split(b"content-length: ")[1].split()[0]))
+            return header.split()[1]
+        finally:
+            writer.close()
+
+    async def crowd(port: int) -> list[bytes | BaseException]:
+        requests = [asyncio.create_task(request(port)) for _ in range(1000)]
+        await asyncio.wait(requests, timeout=30, return_when=asyncio.FIRST_COMPLETED)  # one too many
+        go.set()
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 60)
+
+    with connections.listen("127.0.0.1", 0) as listening:
+        server = Server(app, ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        assert ready.wait(10)
+        try:
+            answers = asyncio.run(crowd(listening.getsockname()[1]))
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert {answer for answer in answers if not isinstance(answer, bytes)} == set()
+    assert answers.count(b"200") + answers.count(b"503") == 1000
+    assert answers.count(b"200") >= connections.MAX_PER_ADDRESS
+    assert answers.count(b"503") > 0
 
 
 def test_errors_that_clients_cause_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
