@@ -65,9 +65,9 @@ def soak_server(run: Path, requests: int) -> Samples:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = re.search(r"http://\S+", server.stdout.readline())[0]
-            while b'"failures":{"state":"done"' not in fetch(f"{address}/api/jobs"):
+            while b'"failures":{"state":"done"' not in fetch(f"{address}/page/jobs"):
                 time.sleep(0.1)
-            images = int(re.search(rb'"images":(\d+)', fetch(f"{address}/api/space"))[1])
+            images = int(re.search(rb'"images":(\d+)', fetch(f"{address}/page/space"))[1])
             rng = np.random.default_rng(0)
             for done in range(1, requests + 1):
                 send_random_request(address, images, rng)
@@ -84,17 +84,18 @@ def send_random_request(address: str, images: int, rng: np.random.Generator) -> 
     image, start = (int(number) for number in rng.integers(images, size=2))
     weights = {
         "": 1,
-        "api/space": 1,
-        f"api/images/{image}?count=24": 6,
-        f"api/images?start={start}&count=60": 2,
-        f"api/images?order=rank&text={image % 10}": 2,
-        f"thumbnails/{image}?side={rng.choice([96, 224, 512])}": 8,
-        "api/confusions": 1,
-        "api/map/pca": 1,
-        "api/uploads?count=24": 3,
+        "page/space": 1,
+        f"page/images/{image}": 3,
+        f"v1/search/id?id={image}&count=24": 3,
+        f"page/images?start={start}&count=60": 2,
+        f"page/images?order=rank&text={image % 10}": 2,
+        f"page/thumbnails/{image}?side={rng.choice([96, 224, 512])}": 8,
+        "page/confusions": 1,
+        "page/map/pca": 1,
+        "v1/search/image?count=24": 3,
     }
     path = str(rng.choice(list(weights), p=np.array(list(weights.values())) / sum(weights.values())))
-    if not path.startswith("api/uploads"):
+    if not path.startswith("v1/search/image"):
         fetch(f"{address}/{path}")
         return
     photo = io.BytesIO()

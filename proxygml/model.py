@@ -186,6 +186,17 @@ class Model:
             counted = counter(report, "embedding")
             return self._embed(crops, labels.astype(str), workers=0, batch_size=batch_size, progress=counted).vectors
 
+    def crop(self, image: Image.Image) -> np.ndarray:
+        """What the network sees of an opened image: bytes (3, H, W)."""
+        labels = np.zeros(1, np.int64)
+        return Crops(lambda _: image, labels, size=self.recipe.image_size, test_crop=self.recipe.test_crop)[0][0]
+
+    def encode_crops(self, crops: Sequence[np.ndarray]) -> np.ndarray:
+        """Vectors (M, D) of what `crop` returned: `encode` in two steps, so that other threads can decode."""
+        labels = np.zeros(len(crops), np.int64)
+        stacked = FeatureCrops(np.stack(crops)[:, None], labels)  # (M, 1, 3, H, W)
+        return self._embed(stacked, labels.astype(str), workers=0).vectors
+
     def embed(self, images: ImageList, progress: Callable[[int, int], None] | None = None) -> Embeddings:
         """Embeddings of images; if torch.distributed is initialized, every process embeds a part and gets all."""
         crops, paths = build.test_crops(self.recipe, images), np.asarray(images.paths)

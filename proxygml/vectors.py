@@ -45,6 +45,14 @@ def open_vectors(
             return Index.open(location)
 
 
+def query_model(
+    location: str | Path, index: Index, *, run: Path | None = None, load: LoadModel = Model
+) -> Model | None:
+    """The model that embeds queries for an index: that of `run`, of the run at `location`, or the one in the index."""
+    folder = run or (Path(location) if kind_of(location) == "run" else index.model_folder())
+    return None if folder is None else load(folder)
+
+
 def read_all(source: Embeddings | Index) -> Embeddings:
     """All items of an index as embeddings."""
     if isinstance(source, Embeddings):

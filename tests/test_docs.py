@@ -7,7 +7,9 @@ import json
 import re
 import runpy
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +19,36 @@ from sklearn.preprocessing import FunctionTransformer
 
 import proxygml
 from proxygml.cli.main import main
+from proxygml.display import no_progress
 from proxygml.losses import METHODS
 from proxygml.paper import EXPERIMENTS
 from proxygml.paper.report import report, update_readme
+from proxygml.server.connections import Server, address, listen
+from proxygml.server.opening import open_items
+from proxygml.server.server import create_app
 from proxygml.training.presets import PRESETS
+from proxygml.training.run import Run
 
 ROOT = Path(__file__).parents[1]
+TOKEN = "a-token-of-our-own"
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     (page, code) for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 ]
-COMMANDS = ["train", "embed", "evaluate", "export", "fit", "transform", "search", "browse", "datasets", "losses"]
+COMMANDS = [
+    "train",
+    "embed",
+    "evaluate",
+    "export",
+    "fit",
+    "transform",
+    "search",
+    "browse",
+    "serve",
+    "datasets",
+    "losses",
+]
 COMMANDS += ["paper", "doctor"]
 COMMANDS += [f"index {action}" for action in ("build", "add", "remove", "relocate", "info")]
 
@@ -41,6 +61,21 @@ def help_of(command: str, capsys: pytest.CaptureFixture) -> str:
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+@pytest.fixture
+def service(trained_run: Run, tmp_path: Path) -> Iterator[str]:
+    """The address of `proxygml serve` for an index of a run."""
+    main(["index", "build", str(trained_run.folder), "--split", "test", "--out", str(tmp_path / "index")])
+    items, ready = open_items(str(tmp_path / "index"), progress=no_progress), threading.Event()
+    with listen("127.0.0.1", 0) as listening:
+        server = Server(create_app(items, token=TOKEN), ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        assert ready.wait(30)
+        yield address(listening)
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.mark.slow
@@ -57,6 +92,10 @@ def test_code_block_runs(
     if page.name == "reference.md":
         (folder / "runs").mkdir()
         (folder / "runs" / "small").symlink_to(request.getfixturevalue("trained_run").folder)
+    if page.name == "service.md":
+        Image.new("RGB", (50, 40), "red").save(folder / "photo.jpg")
+        code = code.replace("http://127.0.0.1:8766", request.getfixturevalue("service"))
+        monkeypatch.setenv("PROXYGML_TOKEN", TOKEN)
     if page.name == "features.md":
         rng = np.random.default_rng(0)
         np.savez(folder / "features.npz", vectors=rng.normal(size=(240, 16)), labels=np.arange(240) % 12)

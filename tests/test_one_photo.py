@@ -80,8 +80,8 @@ def test_index_and_upload(expected: dict, trained_run: Run, photos: Path, tmp_pa
     indexed = read_all(Index.open(tmp_path / "index"))
     assert_equal(expected, indexed.vectors, indexed.paths.tolist())
     space = open_space(str(tmp_path / "index"), split="test", data=None, progress=lambda *_: None)
-    uploads = [space.embed_image(read_upload((photos / name).read_bytes())) for name in NAMES]
-    assert_equal(expected, np.stack(uploads), list(NAMES))
+    crops = [space.encoder.crop(read_upload((photos / name).read_bytes())) for name in NAMES]
+    assert_equal(expected, space.encoder.encode_crops(crops), list(NAMES))
 
 
 def test_tar(expected: dict, trained_run: Run, photos: Path, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_walk_with_photos(
         """Path and similarity of the nearest neighbor of the photo on the page of `proxygml browse`, which shows it."""
         proxygml("browse", *words, "--port", 0, "--no-open")
         with TestClient(served.pop(), base_url="http://127.0.0.1") as client:
-            nearest = client.post("/api/uploads", content=photo.read_bytes()).json()["nearest"][0]
-            tile = client.get(f"/thumbnails/{nearest['number']}").content
+            nearest = client.post("/v1/search/image", content=photo.read_bytes()).json()["hits"][0]
+            tile = client.get(f"/page/thumbnails/{nearest['id']}").content
         assert Image.open(io.BytesIO(tile)).size == (96, 72)
         return nearest["path"], nearest["similarity"]
 

@@ -44,7 +44,7 @@ def browse(
 
     for name in ("fastapi", "uvicorn"):
         library(name, extra="browse", user="browse")
-    from proxygml.server.connections import listen, serve
+    from proxygml.server.connections import address, listen, serve
     from proxygml.server.guards import LOOPBACK, new_token
     from proxygml.server.opening import open_space
     from proxygml.server.server import create_app
@@ -53,21 +53,19 @@ def browse(
     with listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="proxygml-") as folder:
         with show_progress() as progress:
             opened = open_space(space, split=split, data=data, load=hardware.load, progress=progress)
-        name = f"[{host}]" if ":" in host else host
         token = None if host in LOOPBACK else new_token()
-        address = f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else "")
+        url = address(listening) + (f"/?token={token}" if token else "")
 
         def ready() -> None:
             kinds = f"of {len(opened.class_names):,} classes" if not opened.no_errors else f"({opened.no_errors})"
-            counts = f"{len(opened):,} vectors {kinds}"
-            output.print(f"{counts}: {address} (Ctrl-C ends it)")
+            output.print(f"{len(opened):,} vectors {kinds}: {url} (Ctrl-C ends it)")
             if token:
                 messages.print(f"warning: everyone with this address who can reach {host} can see these images")
             if open:
-                target = address if token is None else redirection(address, Path(folder))
+                target = url if token is None else redirection(url, Path(folder))
                 threading.Thread(target=webbrowser.open, args=(target,), daemon=True).start()
 
-        serve(create_app(opened, token=token), listening, ready)
+        serve(create_app(opened, token=token, local=token is None), listening, ready)
 
 
 def redirection(address: str, folder: Path) -> str:

@@ -18,6 +18,7 @@ from proxygml.cli.lists import datasets, losses
 from proxygml.cli.paper import paper
 from proxygml.cli.parsing import parse
 from proxygml.cli.search import search
+from proxygml.cli.serve import serve
 from proxygml.cli.train import presets, train
 from proxygml.display import messages, output
 from proxygml.distributed.launch import is_first_process, should_report
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "index": index,
     "search": search,
     "browse": browse,
+    "serve": serve,
     "datasets": datasets,
     "losses": losses,
     "paper": paper,

@@ -53,16 +53,15 @@ def search(
     from proxygml.model import kind_of
     from proxygml.retrieval import Index
     from proxygml.retrieval.validation import check_model
-    from proxygml.vectors import open_vectors, transform
+    from proxygml.vectors import open_vectors, query_model, transform
 
     with show_progress() as progress:
         source = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
     if vectors is None:
-        folder = run or (Path(index) if kind_of(index) == "run" else opened.model_folder())
-        if folder is None:
+        model = query_model(index, opened, run=run, load=hardware.load)
+        if model is None:
             raise ValueError(f"{index} does not contain the network of its vectors: name its run with --run RUN")
-        model = hardware.load(folder)
         names = np.array([str(path) for path in image])
         queries = Embeddings(model.encode(image), np.full(len(image), -1), names, model=model.model_id)
     else:

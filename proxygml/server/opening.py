@@ -15,11 +15,14 @@ from proxygml.embeddings import Embeddings, concatenate
 from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import item_name
+from proxygml.retrieval.validation import check_model
+from proxygml.server.items import IndexItems
 from proxygml.server.space import Proxies, Space
 from proxygml.training.recipe import Split, is_class_name
-from proxygml.vectors import open_vectors, read_all, run_parts
+from proxygml.vectors import open_vectors, query_model, read_all, run_parts
 
 NO_UPLOAD = "these vectors came without their network: open a run, or an index of one, to upload photos"
+READ_ONLY = "items can be added to an index and removed: `proxygml index build` makes one"
 SPLIT_NAMES = {"train": "training", "test": "test", "all": "all"}
 OpenImage = Callable[[int], Image.Image]
 
@@ -53,10 +56,30 @@ def open_space(
         name,
         embeddings,
         open_image=open_one,
-        embed_image=None if model is None or own_network else lambda image: model.encode([image])[0],
+        encoder=None if own_network else model,
         no_upload=NO_UPLOAD,
         proxies=None if model is None else _load_proxies(model, embeddings),
     )
+
+
+def open_items(
+    location: str,
+    *,
+    run: Path | None = None,
+    split: Split = "all",
+    data: Path | None = None,
+    load: LoadModel = Model,
+    progress: Progress,
+) -> IndexItems:
+    """An index, a run or an .npz to search in; an index follows the changes of other processes."""
+    source = open_vectors(location, split=split, data=data, load=load, progress=progress)
+    index = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
+    model = query_model(location, index, run=run, load=load)
+    if model is not None:
+        check_model(model.model_id, index.model, index.location)
+        _ = model.network  # loaded now rather than at the first request
+    writer = Index.open(location) if kind_of(location) == "index" else None
+    return IndexItems(index, encoder=model, no_upload=NO_UPLOAD, writer=writer, read_only=READ_ONLY)
 
 
 def _load_images(model: Model) -> dict[str, ImageList]:

@@ -1,20 +1,18 @@
 """Responses about a space: JSON, and arrays as bytes. The methods of `Responses` are routes of the server."""
 
-from collections import Counter
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
-from fastapi import HTTPException, Query, Response
-from PIL import Image
+from fastapi import Body, HTTPException, Query, Response
 
 from proxygml.server.failures import find_failures, list_confused
 from proxygml.server.jobs import Job, Report
 from proxygml.server.map import draw, layouts
+from proxygml.server.schema import Number
 from proxygml.server.space import Space, Subgraph
 
 MAX_IMAGES = 20_000  # up to this many, failures are computed at the start: it takes seconds
-VOTERS = 10  # nearest neighbors of an upload whose classes are counted
 MAX_ACTIVE_CLASSES = 20  # in the response about a subgraph
 JobName = Literal["failures", "pca", "tsne", "umap"]
 Count = Annotated[int, Query(ge=1, le=200)]
@@ -83,7 +81,7 @@ class Responses:
             "examples": np.unique(space.classes, return_index=True)[1].tolist(),  # an image of each class
             "pictures": space.open_image is not None,
             "unit": space.unit,
-            "upload": space.embed_image is not None,
+            "upload": space.encoder is not None,
             "no_upload": space.no_upload,
             "no_errors": space.no_errors,
             "layouts": layouts(),
@@ -112,29 +110,18 @@ class Responses:
             selected = ranked[np.isin(ranked, selected)]
         return {"total": len(selected), "images": [self._image(i) for i in selected[start : start + count].tolist()]}
 
-    def image(self, number: int, count: Count = 24) -> dict:
-        """An image with its nearest neighbors and its subgraph."""
+    def image(self, number: int) -> dict:
+        """An image with its subgraph."""
         check_number(number, len(self.space), "image")
-        nearest, distances = self.space.nearest_others(np.array([number]), count)
-        neighbors = self._neighbors(self.space.vectors[number], nearest[0], distances[0])
-        for neighbor in neighbors:
-            neighbor["right"] = bool(neighbor["class"] == self.space.classes[number])
-        return self._image(number) | {"nearest": neighbors, "subgraph": self._subgraph(self.space.subgraph_of(number))}
+        return self._image(number) | {"subgraph": self._subgraph(self.space.subgraph_of(number))}
 
-    def upload(self, image: Image.Image, count: int) -> dict:
-        """The nearest neighbors of an uploaded image, the classes of the first ones by frequency, and its subgraph."""
-        if self.space.embed_image is None:
-            raise HTTPException(409, self.space.no_upload)
-        vector = self.space.embed_image(image)  # (D,)
-        nearest, distances = self.space.nearest(vector[None], max(count, VOTERS))
-        votes = Counter(self.space.classes[nearest[0, :VOTERS]].tolist()).most_common()
-        proxies = self.space.proxies
-        return {
-            "size": image.size,
-            "votes": [{"class": number, "count": voters} for number, voters in votes],
-            "nearest": self._neighbors(vector, nearest[0, :count], distances[0, :count]),
-            "subgraph": self._subgraph(None if proxies is None else proxies.subgraph(vector, None)),
-        }
+    def subgraph(self, vector: Annotated[list[Number], Body(embed=True)]) -> dict | None:
+        """The subgraph of the vector of an upload; None without proxies."""
+        if len(vector) != self.space.dim:
+            raise HTTPException(422, f"expected a vector of {self.space.dim} numbers, got {len(vector)}")
+        if self.space.proxies is None:
+            return None
+        return self._subgraph(self.space.proxies.subgraph(np.array(vector), None))
 
     def confusions(self) -> list[dict]:
         """Pairs of classes, the most confused first."""
@@ -161,13 +148,6 @@ class Responses:
             image["wrong_fraction"] = round(float(failures.wrong_fraction[number]), 4)
             image["depth"] = failures.nearest.shape[1]
         return image
-
-    def _neighbors(self, vector: np.ndarray, nearest: np.ndarray, distances: np.ndarray) -> list[dict]:
-        similarities = self.space.similarity(vector, nearest, distances)
-        return [
-            {"number": i, "class": int(self.space.classes[i]), "path": self.space.paths[i], "similarity": similarity}
-            for i, similarity in zip(nearest.tolist(), similarities.tolist(), strict=True)
-        ]
 
     def _subgraph(self, subgraph: Subgraph | None) -> dict | None:
         proxies = self.space.proxies

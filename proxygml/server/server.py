@@ -1,130 +1,85 @@
-"""The HTTP server of the page. Requests name images by number; no path in a request is ever opened as a file."""
+"""The HTTP server: one app with the API, and with the page if it displays a space."""
 
-import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from http import HTTPStatus
 
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from proxygml.server import guards
-from proxygml.server.images import SIDES, Thumbnails, read_upload
+from proxygml.files import one_line
+from proxygml.server.api import create_router
+from proxygml.server.guards import Guard
+from proxygml.server.items import Items
 from proxygml.server.jobs import NotReadyError
-from proxygml.server.responses import Count, Responses, check_number
+from proxygml.server.page import create_page
+from proxygml.server.responses import Responses
+from proxygml.server.schema import with_dimension
 from proxygml.server.space import Space
-
-MAX_UPLOAD_BYTES = 64 * 2**20  # a photo of 100 megapixels has about 40 MB
-MAX_UPLOADS, UPLOAD_SECONDS = 2, 60.0  # at a time, as each may take a gigabyte; time for one to arrive
-PAGE = Path(__file__).with_name("page.html")
+from proxygml.version import __version__
 
 
-def create_app(space: Space, *, token: str | None = None) -> FastAPI:
-    """The page of a space, for this machine alone or for anyone with the token."""
+def create_app(items: Items, *, token: str | None = None, local: bool = True) -> FastAPI:
+    """The API for these items, and the page of a space.
+
+    A `local` server answers this machine without the token, but changes no items. Any other needs it always.
+    """
     server_id = secrets.token_urlsafe(8)  # in thumbnail URLs: browsers must not reuse those of another server
-    responses, thumbnails, uploads = Responses(space, server_id), Thumbnails(space), asyncio.Semaphore(MAX_UPLOADS)
+    responses = Responses(items, server_id) if isinstance(items, Space) else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        responses.start_jobs()
+        if responses is not None:
+            responses.start_jobs()
         yield
-        responses.stop_jobs()
+        if responses is not None:
+            responses.stop_jobs()
 
-    app = FastAPI(title="proxygml browse", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.responses = responses
+    # The pages /docs and /redoc would load scripts from elsewhere.
+    app = FastAPI(title="proxygml", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.include_router(create_router(items))
+    if responses is not None:
+        app.state.responses = responses
+        app.include_router(create_page(responses, token))
+    app.openapi_schema = with_dimension(app.openapi(), items.dim)
+    app.add_middleware(Guard, token=token, local=local, server_id=server_id)
 
-    @app.middleware("http")
-    async def check_access(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if token is not None and guards.has_token(request, token):
-            response: Response = guards.redirect_with_cookie(token, server_id)
-        else:
-            reason = guards.rejection(request, token, server_id)
-            response = JSONResponse({"error": reason}, 403) if reason else await call_next(request)
-        response.headers.setdefault("Cache-Control", "no-store")
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        response.headers["Referrer-Policy"] = "no-referrer"
-        return response
-
-    @app.exception_handler(StarletteHTTPException)
-    def http_error(_: Request, error: StarletteHTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code)
+    @app.exception_handler(HTTPException)
+    def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        is_ours = error.detail != HTTPStatus(error.status_code).phrase
+        detail = error.detail if is_ours else f"{error.detail}: the addresses are in /openapi.json"
+        return JSONResponse({"error": detail}, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     def invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+        if first["type"] == "json_invalid":
+            return JSONResponse({"error": f"expected JSON, but {first['ctx']['error']}"}, 400)
+        if first["type"] == "model_attributes_type" and len(first["loc"]) == 1:
+            return JSONResponse(
+                {"error": "expected a JSON object, with the header Content-Type: application/json"}, 422
+            )
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        return JSONResponse({"error": f"{where}: {first['msg'].removeprefix('Value error, ')}"}, 422)
 
     @app.exception_handler(NotReadyError)
     def not_ready(_: Request, error: NotReadyError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 409)
 
-    @app.get("/")
-    def page() -> HTMLResponse:
-        nonce = secrets.token_urlsafe(16)
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self' blob: data:; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        text = PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce)
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+    @app.exception_handler(ClientDisconnect)
+    def gone(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return JSONResponse({"error": "the request has ended early"}, 400)  # nobody reads it
 
-    routes: dict[str, Callable] = {
-        "/api/space": responses.about,
-        "/api/classes": responses.classes,
-        "/api/right": responses.right,
-        "/api/images": responses.images,
-        "/api/images/{number}": responses.image,
-        "/api/confusions": responses.confusions,
-        "/api/confusions/{first}/{second}": responses.confused,
-        "/api/jobs": responses.progress,
-        "/api/map/{layout}": responses.points,
-    }
-    for path, route in routes.items():
-        app.get(path)(route)
-    app.post("/api/jobs/{name}")(responses.start)
-    app.delete("/api/jobs/{name}")(responses.cancel)
+    @app.exception_handler(OSError)
+    def not_available(_: Request, error: OSError) -> JSONResponse:
+        return JSONResponse({"error": one_line(error)}, 503)
 
-    @app.post("/api/uploads")
-    async def upload(request: Request, count: Count = 24) -> dict:
-        if space.embed_image is None:
-            raise HTTPException(409, space.no_upload)
-        async with uploads:
-            try:
-                contents = await asyncio.wait_for(_read(request), UPLOAD_SECONDS)
-                return await run_in_threadpool(lambda: responses.upload(read_upload(contents), count))
-            except asyncio.TimeoutError as error:
-                raise HTTPException(408, f"the file took more than {UPLOAD_SECONDS:.0f} s to arrive") from error
-            except ValueError as error:
-                raise HTTPException(415, str(error)) from error
-
-    @app.get("/thumbnails/{number}")
-    def thumbnail(number: int, side: int = SIDES[0]) -> Response:
-        if space.open_image is None:
-            raise HTTPException(404, "these vectors have no images")
-        if side not in SIDES:
-            raise HTTPException(422, f"expected a side among {', '.join(map(str, SIDES))}, got {side}")
-        check_number(number, len(space), "image")
-        contents, media_type = thumbnails.get(number, side)
-        caching = "no-store" if media_type == "image/svg+xml" else "private, max-age=3600"
-        return Response(contents, media_type=media_type, headers={"Cache-Control": caching})
+    @app.exception_handler(ValueError)
+    def failed(_: Request, error: ValueError) -> JSONResponse:
+        return JSONResponse({"error": one_line(error)}, 500)  # as a damaged index
 
     return app
-
-
-async def _read(request: Request) -> bytes:
-    """The body of a request; an error as soon as it is known to be too large."""
-    too_large = HTTPException(413, f"the file is larger than {MAX_UPLOAD_BYTES // 2**20} MB: make it smaller")
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MAX_UPLOAD_BYTES:
-        raise too_large
-    contents = bytearray()
-    async for part in request.stream():
-        contents += part
-        if len(contents) > MAX_UPLOAD_BYTES:
-            raise too_large
-    return bytes(contents)

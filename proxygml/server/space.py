@@ -14,8 +14,10 @@ from PIL import Image
 
 from proxygml.embeddings import Embeddings
 from proxygml.losses.proxygml.chunked import link, propagate
+from proxygml.retrieval import Hit, Index
 from proxygml.retrieval.hits import cosines
 from proxygml.retrieval.validation import have_unit_length
+from proxygml.server.items import Encoder
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,12 @@ class Proxies:
 class Space:
     """Embeddings to display. Classes are numbered 0..C-1, whatever their labels are.
 
-    `open_image(i)` returns image i; None if there are no images. `embed_image` returns the vector (D,) of an upload; if
-    it is None, `no_upload` gives the reason. `no_errors` is the reason why nothing is right or wrong, or empty.
+    `open_image(i)` returns image i; None if there are no images. `encoder` embeds uploads; None for the reason
+    `no_upload`. `no_errors` is the reason why nothing is right or wrong, or empty.
     """
+
+    writer: Index | None = None
+    read_only = "this server shows the items that were there when it started: `proxygml serve` can change them"
 
     def __init__(
         self,
@@ -74,11 +79,11 @@ class Space:
         embeddings: Embeddings,
         *,
         open_image: Callable[[int], Image.Image] | None = None,
-        embed_image: Callable[[Image.Image], np.ndarray] | None = None,
+        encoder: Encoder | None = None,
         no_upload: str = "",
         proxies: Proxies | None = None,
     ) -> None:
-        self.name, self.open_image, self.embed_image = name, open_image, embed_image
+        self.name, self.open_image, self.encoder = name, open_image, encoder
         self.no_upload, self.proxies = no_upload, proxies
         vectors = np.ascontiguousarray(embeddings.vectors, np.float32)  # (M, D)
         if not vectors.size:
@@ -88,6 +93,7 @@ class Space:
             rows = f"{len(invalid)} of {len(vectors)} are not, first row {invalid[0]}"
             raise ValueError(f"expected finite vectors (no NaN, all within float32), but {rows}")
         self.vectors, self.original_labels = vectors, embeddings.labels
+        self.dim, self.model = embeddings.dim, embeddings.model
         self.labels, self.classes = np.unique(embeddings.labels, return_inverse=True)  # (C,), (M,)
         self.class_names = [valid_text(embeddings.class_name(label)) for label in self.labels.tolist()]
         missing = embeddings.unlabeled
@@ -119,9 +125,21 @@ class Space:
         others[others.all(axis=1), -1] = False
         return nearest[others].reshape(len(nearest), count), distances[others].reshape(len(nearest), count)
 
-    def similarity(self, vector: np.ndarray, nearest: np.ndarray, distances: np.ndarray) -> np.ndarray:
-        """What the page shows of a vector (D,) and images (K,): cosines, or distances if not of unit length: (K,)."""
-        return cosines(vector, self.vectors[nearest]) if self.unit else distances
+    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
+        """As `nearest`, as hits with the numbers of the images for ids."""
+        results = []
+        for vector, numbers, distances in zip(vectors, *self.nearest(vectors, count), strict=True):
+            similarities = cosines(vector, self.vectors[numbers])
+            columns = zip(numbers.tolist(), distances.tolist(), similarities.tolist(), strict=True)
+            results.append(
+                [Hit(self.paths[i], self.class_names[self.classes[i]], d, cosine, i) for i, d, cosine in columns]
+            )
+        return results
+
+    def find(self, item: int | str) -> tuple[int, np.ndarray] | None:
+        """Number and vector (D,) of an image, by its number or path; of several with the same path, the first."""
+        number = item if isinstance(item, int) else self.paths.index(item) if item in self.paths else -1
+        return (number, self.vectors[number]) if 0 <= number < len(self) else None
 
     def matching(self, text: str, class_number: int | None) -> np.ndarray:
         """Numbers of the images of a class, or of all, with every word of a text in their path or class name."""

@@ -144,7 +144,7 @@ class TestMistakes:
     def test_too_many_classes(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         code, lines = failure(capsys, "train", "glyphs", "--classes", 100000, "--out", tmp_path / "run")
         assert code == 1
-        assert "expected at most" in lines.splitlines()[-1]
+        assert "expected 2 to 611 classes, got 100000" in lines.splitlines()[-1]
 
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,20 +46,26 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class StrongestColor:
+    """Embeds images by their strongest color channel, as an angle."""
+
+    def crop(self, image: Image.Image) -> np.ndarray:
+        return np.asarray(image.convert("RGB"), float).mean(axis=(0, 1))  # (3,)
+
+    def encode_crops(self, crops: Sequence[np.ndarray]) -> np.ndarray:
+        angles = np.argmax(crops, axis=1)
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
 @pytest.fixture
 def colors(photos: Path) -> Space:
     """A space of the photos; uploads are embedded by their strongest color channel."""
     loaded = Embeddings.load(photos / "vectors.npz")
 
-    def embed(image: Image.Image) -> np.ndarray:
-        mean = np.asarray(image.convert("RGB"), float).mean(axis=(0, 1))  # (3,)
-        angle = float(mean.argmax())
-        return np.array([np.cos(angle), np.sin(angle)])
-
     def open_image(number: int) -> Image.Image:
         return decoding.open_image(photos / "photos" / str(loaded.paths[number]))
 
-    return Space("colors", loaded, open_image=open_image, embed_image=embed)
+    return Space("colors", loaded, open_image=open_image, encoder=StrongestColor())
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def served(location: Path, *, split: str = "all", token: str | None = None) -> I
     """The address of the page of a run or an .npz, served by a thread."""
     space, ready = open_space(str(location), split=split, data=None, progress=no_progress), threading.Event()
     with listen("127.0.0.1", 0) as listening:
-        server = Server(create_app(space, token=token), ready.set)
+        server = Server(create_app(space, token=token, local=token is None), ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         assert ready.wait(60)

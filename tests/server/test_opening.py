@@ -86,7 +86,7 @@ def test_images_of_a_run_and_uploads(run: Run) -> None:
     images = build.load_images(run.recipe)[1]
     for number in (0, 17, len(space) - 1):
         np.testing.assert_array_equal(np.asarray(space.open_image(number)), np.asarray(images.open(number)))
-        vector = space.embed_image(images.open(number))
+        vector = space.encoder.encode([images.open(number)])[0]
         np.testing.assert_allclose(vector, space.vectors[number], atol=1e-5)
         assert space.nearest(vector[None], 1)[0][0, 0] == number
 
@@ -144,7 +144,7 @@ def size_of(space: Space, number: int) -> tuple[int, int]:
 def test_images_of_an_npz(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = opened(photos / "vectors.npz", data=photos / "photos")
     assert size_of(space, 0) == (300, 200)
-    assert space.embed_image is None
+    assert space.encoder is None
     assert "without their network" in space.no_upload
     assert opened(photos / "vectors.npz").open_image is None  # nothing there has such a path
     shutil.move(photos / "vectors.npz", photos / "photos" / "vectors.npz")
@@ -210,11 +210,11 @@ def test_index_with_its_network(run: Run, tmp_path: Path) -> None:
     space = opened(tmp_path / "index")
     np.testing.assert_allclose(space.vectors, rows.vectors, atol=1e-6)
     assert [space.class_names[c] for c in space.classes] == [rows.class_name(label) for label in rows.labels]
-    assert space.embed_image is None
+    assert space.encoder is None
     index.save_model(run.folder)
     space = opened(tmp_path / "index")
     image = build.load_images(run.recipe)[1].open(3)
-    np.testing.assert_allclose(space.embed_image(image), rows.vectors[3], atol=1e-5)
+    np.testing.assert_allclose(space.encoder.encode([image])[0], rows.vectors[3], atol=1e-5)
     assert space.subgraph_of(0).own_class is None
     assert space.proxies.class_names == opened(run.folder).proxies.class_names
 

@@ -391,7 +391,7 @@ def test_full_size(visit: Callable[..., Visit]) -> None:
     page.wait_for_selector("#nearest .tile")
     page.click(".enlarge")
     seen.until("$('full').open && $('full').querySelector('img').naturalWidth > 0")
-    assert "/thumbnails/4?side=2048" in page.locator("#full img").get_attribute("src")
+    assert "/page/thumbnails/4?side=2048" in page.locator("#full img").get_attribute("src")
     page.keyboard.press("Escape")
     seen.until("!$('full').open")
     assert page.evaluate("state.image") == 4
@@ -633,7 +633,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
         line = process.stdout.readline()
         assert line.startswith("3,000 vectors of 9 classes: http://127.0.0.1:")
         address = re.search(r"http://\S+", line)[0]
-        with urllib.request.urlopen(urllib.request.Request(f"{address}/api/jobs/tsne", method="POST")) as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/page/jobs/tsne", method="POST")) as answer:
             assert b"running" in answer.read()
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
         rest, errors = process.communicate(timeout=120)  # which also waits for every process that writes there

@@ -37,15 +37,17 @@ def test_single_image_has_no_neighbors() -> None:
     assert make_space(np.ones((1, 4))).nearest_others(np.array([0]), 24)[0].shape == (1, 0)
 
 
-def test_similarity_is_cosine_or_distance() -> None:
+def test_hits_have_cosines_and_distances() -> None:
     angles = np.array([0.0, 0.5, 2.0])
     unit = make_space(np.stack([np.cos(angles), np.sin(angles)], axis=1))
     for length in (0.1, 1, 40):  # of an upload
-        (nearest,), (distances,) = unit.nearest(length * unit.vectors[:1], 3)
-        np.testing.assert_allclose(unit.similarity(length * unit.vectors[0], nearest, distances), np.cos(angles))
+        (hits,) = unit.search(length * unit.vectors[:1], 3)
+        np.testing.assert_allclose([hit.similarity for hit in hits], np.cos(angles))
     other = make_space(np.array([[0.0], [3.0], [10.0]]))
-    (nearest,), (distances,) = other.nearest_others(np.array([0]), 2)
-    np.testing.assert_allclose(other.similarity(other.vectors[0], nearest, distances), [3, 10])
+    (hits,) = other.search(other.vectors[1:2], 2)
+    assert [(hit.id, hit.path, hit.label, hit.distance) for hit in hits] == [(1, "1", "0", 0), (0, "0", "0", 3)]
+    assert [other.find(item)[1].tolist() for item in (1, "1")] == [[3], [3]]
+    assert [other.find(item) for item in (3, -1, "3")] == [None] * 3
 
 
 def test_filter_matches_words_of_path_and_class() -> None:
