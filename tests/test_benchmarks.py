@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import million_images, report, scaling, soak
+from benchmarks import million_images, report, scaling, serve, soak
+from benchmarks.profiling import load as load_results
 from benchmarks.profiling import time_interleaved
 from proxygml.data import load
 
@@ -26,6 +27,11 @@ SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERI
         (
             "evaluation --quick --dry-run --threads 1",
             ["faiss: recall@1 to @1000", "PML: recall@1, MAP@R", "half of them only"],
+        ),
+        pytest.param(
+            "serve --seconds 0.2 --rounds 2 --items 500 --networks EfficientNet-Lite0 --dry-run",
+            ["| by vector, 1 thread |", "| EfficientNet-Lite0, 1 thread |"],
+            marks=pytest.mark.slow,
         ),
         pytest.param("startup --turns 1 --dry-run", ["import torch", "search RUN --image"], marks=pytest.mark.slow),
         (
@@ -72,6 +78,8 @@ def test_pages_match_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert report.PAGE.read_text() == report.page(), "run: python -m benchmarks.report"
     assert scaling.PAGE.read_text() == scaling.page(), "run: python -m benchmarks.report"
+    table = serve.serve_table(load_results("serve")["cases"]).to_markdown()
+    assert table in Path("docs/service.md").read_text(), f"paste into it:\n{table}"
 
 
 @pytest.mark.slow
