@@ -223,13 +223,14 @@ def info(index: Location, json: bool = False) -> None:
     opened = Index.open(index)
     with show_progress() as progress:
         recall = _measure_recall(opened, progress)
-    classes = int((opened.class_names != "").sum())  # an empty name is that of items without labels
+    labeled = "SELECT COUNT(DISTINCT class) FROM items JOIN classes ON classes.id = class WHERE name != ''"
+    classes = opened.storage.rows(labeled)[0][0]  # without those of removed items
     values = {**opened.metadata, "items": len(opened), "classes": classes, "recall@10": recall}
     if json:
         output.print_json(data=values, ensure_ascii=True)
     else:
         for name, value in values.items():
-            output.print(f"{name:12s}{value}")
+            output.print(f"{name:16s}{value}")
 
 
 ACTIONS = subcommands({"build": build, "add": add, "remove": remove, "relocate": relocate, "info": info})

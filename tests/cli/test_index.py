@@ -92,3 +92,7 @@ def test_remove_folders_and_classes(storage: str, request, tmp_path: Path, monke
         for wrong in ("", "7/", "photos/no", "cro"):
             line = failure(capsys, "index", "remove", location, wrong, *items)
             assert f"contains no path, folder or class {wrong}".strip() in line
+    lines = run_command(capsys, "index", "info", location).splitlines()
+    assert ["items", "0"] in map(str.split, lines)
+    assert ["classes", "0"] in map(str.split, lines)
+    assert ["schema_version", str(Index.open(location).metadata["schema_version"])] in map(str.split, lines)
