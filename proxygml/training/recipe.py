@@ -187,7 +187,7 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
                 object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
         for name, annotation in get_type_hints(type(self)).items():
             if not _has_type(getattr(self, name), annotation):
-                expected = getattr(annotation, "__name__", str(annotation).replace("typing.", ""))
+                expected = str(annotation).replace("typing.", "") if get_args(annotation) else annotation.__name__
                 raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
         self._check_ranges()
         pretrained = self.weights is not None or is_class_name(self.backbone)

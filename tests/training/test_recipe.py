@@ -43,7 +43,7 @@ def test_unknown_setting_suggests_the_nearest() -> None:
         ({"flip": 1}, "expected flip as bool"),
         ({"decay": (1, 2.5)}, "expected decay as"),
         ({"crop_scale": (0.1, 0.2, 0.3)}, "expected crop_scale as"),
-        ({"pooling": "mean"}, "expected pooling as"),
+        ({"pooling": "mean"}, "expected pooling as Literal.'average', 'max', 'average.max'., got 'mean'"),
         ({"links": 1.5}, "expected links as"),
         ({"start_ratio": 0.0}, "start_ratio above 0, got 0"),
         ({"start_ratio": 1.0, "links": 60}, "start_ratio needs loss proxygml, and a ratio instead of links"),
