@@ -23,6 +23,8 @@ def show_run(folder: Path, recipe: Recipe, scores: dict) -> None:
             output.print(f"  {what:20s}{folder / picture}")
     quoted, own = shlex.quote(str(folder)), is_class_name(recipe.dataset)
     images = " --dataset MODULE:NAME" if own else ""  # of your own, which the run does not store
+    if recipe.test and "trained" not in scores:  # no test images
+        images += " --split train"
     output.print(
         "What next:\n"
         f"  {program()} embed {quoted}{images} --out vectors.npz   writes vectors, labels and paths for your own code\n"

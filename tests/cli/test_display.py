@@ -124,6 +124,12 @@ def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], 
     assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.852))
 
 
+def test_next_steps_without_test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    show_run(tmp_path, PHOTOS, {})
+    assert f"embed {tmp_path} --split train --out" in capsys.readouterr().out
+    assert "--split" not in shown_run(capsys, tmp_path)
+
+
 def test_last_epoch_is_shown_beside_the_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     best = {"last_epoch": scores(0.9), "trained": scores(0.95), "best_epoch": 4, "epoch_chosen_by": "held_out"}
     shown = shown_run(capsys, tmp_path, **best)
