@@ -46,7 +46,7 @@ def show_result(recipe: Recipe, scores: dict) -> None:
         slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs, --feature-crops 8 (only the head)"
         longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
         advice = slower if pretrained else longer
-        output.print(f"Training did not help: the {baseline} is as good. Try {advice}, or more classes and images")
+        output.print(f"Training did not help: the {baseline} is no worse. Try {advice}, or more classes and images")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
 

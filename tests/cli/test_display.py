@@ -120,7 +120,7 @@ def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], 
     assert frozen[-1] == "-"  # of NMI
     assert trained[-1] == "-2.7"
     assert " ".join(said).endswith("epoch 6 of 6 (the last), 9 s of training")
-    assert " ".join(advice).startswith("Training did not help: the frozen backbone is as good. Try --learning-rate")
+    assert " ".join(advice).startswith("Training did not help: the frozen backbone is no worse. Try --learning-rate")
     assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.852))
 
 
