@@ -67,6 +67,8 @@ def _output_shape(module: nn.Module, image_size: int) -> tuple[int, ...]:
         raise ValueError(f"{EXPECTED}, but {type(module).__name__} returns a {type(output).__name__}")
     if output.ndim not in (2, 4) or len(output) != 2:
         raise ValueError(f"{EXPECTED}, but {type(module).__name__} returns {tuple(output.shape)} for two images")
+    if not output.is_floating_point():
+        raise ValueError(f"{EXPECTED} of a float type, but {type(module).__name__} returns {output.dtype}")
     if not output.isfinite().all():
         raise ValueError(
             f"expected finite features, but {type(module).__name__} returns NaN or infinity for black images"

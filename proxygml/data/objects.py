@@ -173,5 +173,6 @@ def _plain(labels: Iterable[Any]) -> list:
     for kind in (int, str):
         if all(isinstance(label, kind) and not isinstance(label, bool) for label in plain):
             return plain
-    other = next((label for label in plain if not isinstance(label, type(plain[0]))), plain[0])
-    raise ValueError(f"expected labels as whole numbers or as names, got {plain[0]!r} and {other!r}")
+    kinds = {type(label): label for label in reversed(plain)}  # the first label of each type
+    got = " and ".join(repr(label) for label in reversed(kinds.values()))
+    raise ValueError(f"expected labels as whole numbers or as names, got {got}")

@@ -81,7 +81,7 @@ def model_card(
         if "compared_with" in settings
         else "",
         scores=_scores(recipe, scores, pictures),
-        training=f"{name}, {recipe.epochs} epochs{start}.{crops}",
+        training=f"{name}, {recipe.epochs} {'epoch' if recipe.epochs == 1 else 'epochs'}{start}.{crops}",
         curves="\n\n![Loss and scores over the epochs](curves.png)" if "curves.png" in pictures else "",
         license=license or "none stated",
         version=settings["proxygml"],

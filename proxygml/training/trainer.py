@@ -46,6 +46,9 @@ class Trainer:
         loggers: Loggers,
         callbacks: Sequence[Callback],
     ) -> None:
+        for callback in callbacks:
+            if not callable(callback):
+                raise ValueError(f"expected callbacks as functions of (entry, network), got {type(callback).__name__}")
         self.recipe, self.fabric, self.loggers, self.callbacks = recipe, fabric, loggers, callbacks
         self.writes = fabric.is_global_zero
         self.progress = progress = progress if self.writes else no_progress
