@@ -107,7 +107,7 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     legend = figure.legend(groups, names, loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a class name does not start a formula
-    axis.set(title="Embeddings of classes never seen in training (t-SNE)", xticks=[], yticks=[])
+    axis.set(title="Embeddings of test images (t-SNE)", xticks=[], yticks=[])
     _save(figure, path)
 
 

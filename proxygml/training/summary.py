@@ -25,8 +25,10 @@ def score_rows(recipe: Recipe, scores: dict) -> tuple[dict[str, dict], str]:
 def describe_scores(recipe: Recipe, scores: dict) -> str:
     """What a run's scores are of."""
     scored = scores.get("trained") or scores["held_out"]
+    shared = scores.get("shared_classes")
+    seen = f", {shared} of them trained on" if shared else " never seen in training"
     return (
-        f"{scored['images']} images of {scored['classes']} classes never seen in training; epoch "
+        f"{scored['images']} images of {scored['classes']} classes{seen}; epoch "
         f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
         f"{scores['seconds']:.0f} s of training"
     )
@@ -36,7 +38,8 @@ def show_result(recipe: Recipe, scores: dict) -> None:
     """Print the scores of a run, which epoch they are of, and whether training helped."""
     rows, baseline = score_rows(recipe, scores)
     if rows:
-        show_scores(rows, heading="on unseen classes, %", baseline=baseline)
+        which = "test" if "shared_classes" in scores else "unseen"
+        show_scores(rows, heading=f"on {which} classes, %", baseline=baseline)
         output.print(describe_scores(recipe, scores))
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")

@@ -73,6 +73,7 @@ class Trainer:
             count = len(train_images.class_names)
             note = f"none, {recipe.held_out:g} of {count} classes is fewer than {MIN_HELD_OUT}: all are trained"
             progress("held-out classes", 0, 0, f"{note}, and the last epoch is kept")
+        self.shared_classes = len(set(train_images.class_names) & set(self.test_images.class_names))
         loss = build.build_loss(recipe, len(train_images.class_names), parts.loss)
         self.loop = TrainingLoop(recipe, fabric, model, loss, train_images)
         if checkpoint is not None:
@@ -102,6 +103,8 @@ class Trainer:
         if self.tests:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
             trained["trained"] = self.evaluator.evaluate(embeddings, self.test_images, cluster=True).to_json()
+            if self.shared_classes:
+                trained["shared_classes"] = self.shared_classes
         if self.held_out_images is not None:
             trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
         if not self.writes:

@@ -171,6 +171,15 @@ def test_head_on_cached_features_of_own_network(small: Recipe, images: Images, t
     assert run.log[0]["loss"] != other.log[0]["loss"]
 
 
+def test_classes_in_train_and_test_are_not_called_unseen(small: Recipe, images: Images, tmp_path: Path, capsys) -> None:
+    halves = {"train": [images[row] for row in range(0, len(images), 2)], "test": [images[row] for row in range(5)]}
+    run = train(small.changed({"epochs": 1}), tmp_path / "run", data=halves)
+    assert run.scores["shared_classes"] == run.scores["trained"]["classes"]
+    shown = capsys.readouterr().out
+    assert f"{run.scores['shared_classes']} of them trained on" in shown
+    assert "seen" not in shown
+
+
 def test_callback_ends_training(small: Recipe, images: Images, tmp_path: Path) -> None:
     run = train(small, tmp_path / "run", data=images, callbacks=[lambda entry, model: entry["epoch"] == 1])
     assert (len(run.log), run.scores["best_epoch"]) == (1, 1)
