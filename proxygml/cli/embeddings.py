@@ -47,6 +47,10 @@ def embed(
         data: Of a run: folder of that dataset, or of its own, if it has moved.
         skip_broken: Skip and count images that cannot be read, even if training did not.
     """
+    if out.is_dir():
+        raise ValueError(
+            f"expected a file to write as --out, got the folder {out}: name one, such as {out / 'vectors.npz'}"
+        )
     with resume_hint(lambda: "the same command starts again"):
         from proxygml.model import kind_of
 
@@ -65,8 +69,10 @@ def embed(
         if not is_first_process():
             return
         result.save(out)
-    labels = f", {result.unlabeled:,} without labels" if result.unlabeled else ""
-    output.print(f"{len(result)} vectors of {result.dim} dimensions in {out}{labels}")
+    labels = (
+        f"{result.unlabeled:,} without labels" if result.unlabeled else f"{len(set(result.labels.tolist())):,} classes"
+    )
+    output.print(f"{len(result):,} vectors of {result.dim} dimensions in {out}, {labels}")
 
 
 def _images_below(folder: Path) -> "list[ImageList]":

@@ -73,7 +73,10 @@ def transform(space: SpaceFolder, features: Source, *, out: Path) -> None:
 
 def _read(features: str) -> "Embeddings":
     from proxygml.model import kind_of
+    from proxygml.retrieval.validation import check_vectors
     from proxygml.vectors import open_vectors, read_all
 
     kind_of(features, ("embeddings", "index"))
-    return read_all(open_vectors(features))
+    source = read_all(open_vectors(features))
+    check_vectors(source.vectors, source.dim, features)  # scikit-learn's message is about its own models
+    return source

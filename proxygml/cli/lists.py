@@ -52,7 +52,7 @@ def datasets(
         output.print(finding)
     if len(findings) > MAX_FINDINGS:
         output.print(f"and {len(findings) - MAX_FINDINGS:,} more")
-    output.print(f"{len(findings):,} findings" if findings else "all is there and can be read")
+    output.print(f"problems: {len(findings):,}" if findings else "no problems: all images can be read")
     if findings:
         sys.exit(1)
 

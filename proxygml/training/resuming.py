@@ -6,9 +6,12 @@ from proxygml.display import Progress
 from proxygml.training.loop import learning_rate_factor
 from proxygml.training.recipe import Recipe
 
+OF_EPOCHS = (  # settings of the epochs that are left
+    *("learning_rate", "head_learning_rate", "proxy_learning_rate", "schedule", "decay", "decay_factor"),
+    *("weight_decay", "adam_epsilon"),
+)
 CHANGEABLE = (
-    *("epochs", "learning_rate", "head_learning_rate", "proxy_learning_rate", "schedule", "decay", "decay_factor"),
-    *("weight_decay", "adam_epsilon", "tested_epochs", "test", "data", "skip_broken", "cache", "cache_gigabytes"),
+    *("epochs", *OF_EPOCHS, "tested_epochs", "test", "data", "skip_broken", "cache", "cache_gigabytes"),
     *("device", "precision", "workers", "devices", "nodes", "timeout"),
 )
 
@@ -20,11 +23,14 @@ def check_changes(recipe: Recipe, checkpoint: dict, progress: Progress) -> None:
     refused = [f"{name} from {before[name]} to {now[name]}" for name in changed if name not in CHANGEABLE]
     if refused:
         raise ValueError(
-            f"--resume cannot change {', '.join(refused)}: change it back in recipe.json, or train a new run. "
+            f"--resume cannot change {', '.join(refused)}: change it back, or train a new run. "
             f"It can change {', '.join(CHANGEABLE)}"
         )
     if recipe.epochs < done:
         raise ValueError(f"{done} epochs are already trained: expected epochs of at least that, got {recipe.epochs}")
+    useless = [name for name in changed if name in OF_EPOCHS]
+    if useless and recipe.epochs == done:
+        raise ValueError(f"all {done} epochs are trained without {', '.join(useless)}: name more with --epochs as well")
     for name in changed:
         progress(name, 0, 0, f"{now[name]}, was {before[name]}")
     if "epochs" in changed and recipe.epochs > done:

@@ -43,7 +43,11 @@ def train(
     (activity, done, total, note). The folder is created after images, network and loss have been checked.
     """
     parts = Parts(network, data, loss)
-    recipe = parts.name_in(Recipe.preset(recipe) if isinstance(recipe, str) else recipe).with_absolute_paths()
+    recipe = Recipe.preset(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(recipe, Recipe):
+        got = type(recipe).__name__
+        raise ValueError(f'expected a Recipe or the name of a preset, got {got}: Recipe.preset("photos", epochs=3)')
+    recipe = parts.name_in(recipe).with_absolute_paths()
     parts.require(recipe)
     hooks = Loggers(loggers), tuple(callbacks)
     with shown(progress) as report:

@@ -128,3 +128,10 @@ def test_pretrained_backbone_embeds_photos_and_queries(flat: Path, tmp_path: Pat
     assert found["hits"][0]["path"] == "b.png"
     assert found["hits"][0]["similarity"] == pytest.approx(1, abs=1e-5)
     assert load("efficientnet-lite0").model_id == Embeddings.load(vectors).model
+
+
+def test_features_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    np.savez(tmp_path / "nan.npz", vectors=np.full((40, 3), np.nan), labels=np.arange(40) % 10)
+    code, line = failure(capsys, "fit", tmp_path / "nan.npz", "--out", tmp_path / "space")
+    assert code == 1
+    assert "but 40 of 40 are not, first row 0" in line

@@ -349,3 +349,8 @@ def test_tensorboard_has_scores_and_pictures(tiny: Recipe, tmp_path: Path) -> No
     assert [event.step for event in events.Scalars("held_out/recall@1")] == [1, 2, 3]
     assert [event.step for event in events.Scalars("trained/recall@1")] == [3]
     assert set(events.Tags()["images"]) == {"retrieval", "map"}
+
+
+def test_settings_without_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a Recipe or the name of a preset, got dict: Recipe\.preset"):
+        train({"epochs": 1}, tmp_path / "run")

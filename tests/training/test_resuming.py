@@ -50,8 +50,17 @@ def test_more_epochs_at_other_rates(run: Run) -> None:
 def test_other_changes_are_refused_by_name(run: Run, name: str, value: object) -> None:
     edited = run.recipe.changed({name: value, "learning_rate": 1.0})
     (run.folder / "recipe.json").write_text(edited.to_json())
-    with pytest.raises(ValueError, match=f"--resume cannot change {name} from .* to .*: change it back in recipe.json"):
+    with pytest.raises(
+        ValueError, match=f"--resume cannot change {name} from .* to .*: change it back, or train a new run"
+    ):
         resume(run.folder)
+
+
+def test_rates_of_no_epoch_are_refused() -> None:
+    checkpoint = {"recipe": {"epochs": 2, "learning_rate": 0.1}, "log": [{}, {}]}
+    with pytest.raises(ValueError, match="all 2 epochs are trained without learning_rate: name more with --epochs"):
+        check_changes(Recipe(epochs=2, learning_rate=0.5), checkpoint, no_progress)
+    check_changes(Recipe(epochs=3, learning_rate=0.5), checkpoint, no_progress)
 
 
 def test_fewer_epochs_than_trained_are_refused(run: Run) -> None:
