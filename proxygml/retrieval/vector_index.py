@@ -13,6 +13,7 @@ from proxygml.retrieval.contents import FAISS_FILE
 KINDS = ("exact", "hnsw", "ivf-pq")
 MAX_EXACT_ELEMENTS, MAX_HNSW_ELEMENTS = 128_000_000, 640_000_000  # 1,000,000 and 5,000,000 vectors of 128
 BLAS_BLOCK = 16_384  # vectors per product of an exact search: with fewer, threads mostly wait for each other
+MIN_BLAS_QUERIES = 4  # from which on a product takes less time than each query alone; with 16, a third
 HNSW_LINKS, EF_CONSTRUCTION, EF_SEARCH = 32, 80, 128
 MIN_TRAINING_VECTORS = 10_000  # for ivf-pq; fewer are searched exactly
 SUBVECTOR_DIM = 4  # elements that ivf-pq compresses to a byte
@@ -95,11 +96,15 @@ class VectorIndex:
             # faiss.contrib.torch_utils, imported by pytorch-metric-learning, replaces search by one without params.
             search = getattr(self.index, "search_numpy", self.index.search)
             return search(vectors, num_candidates, params=parameters)[1]
-        default, faiss.cvar.distance_compute_blas_database_bs = faiss.cvar.distance_compute_blas_database_bs, BLAS_BLOCK
+        settings = faiss.cvar
+        defaults = settings.distance_compute_blas_database_bs, settings.distance_compute_blas_threshold
+        settings.distance_compute_blas_database_bs = BLAS_BLOCK
+        if len(vectors) >= MIN_BLAS_QUERIES:
+            settings.distance_compute_blas_threshold = 1
         try:
             return self.index.search(pad(vectors, self.index.d), num_candidates)[1]
         finally:
-            faiss.cvar.distance_compute_blas_database_bs = default
+            settings.distance_compute_blas_database_bs, settings.distance_compute_blas_threshold = defaults
 
     def write(self, folder: Path) -> None:
         """Write folder/KIND-LAST_ID.faiss and remove older ones."""
