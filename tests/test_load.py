@@ -91,7 +91,7 @@ def test_commands_on_an_own_network_are_one_line(own_run: Run, splits: dict, tmp
         capsys, "embed", run, "--out", tmp_path / "vectors.npz"
     )
     space = open_space(index.location, data=None, progress=lambda *_: None)  # needs no network
-    assert (len(space), space.embed_image) == (len(index), None)
+    assert (len(space), space.encoder) == (len(index), None)
 
 
 def test_images_in_any_form(trained_run: Run, tmp_path: Path) -> None:

@@ -374,7 +374,8 @@ class TestVectors:
         for place in (own, tmp_path / "index"):
             found = json.loads(run_command(capsys, "search", place, "--vectors", own, "-n", "2", "--json"))
             assert [entry["hits"][0] for entry in found[:3]] == [
-                {"path": str(n), "label": "ab"[n % 2], "distance": 0, "similarity": pytest.approx(1)} for n in range(3)
+                {"path": str(n), "label": "ab"[n % 2], "distance": 0, "similarity": pytest.approx(1), "id": n + 1}
+                for n in range(3)
             ]
             assert "distance" in run_command(capsys, "search", place, "--vectors", own)
 
@@ -427,7 +428,7 @@ class TestVectors:
         run_command(capsys, "index", "build", own, "--out", tmp_path / "index")
         known = json.loads(run_command(capsys, "index", "info", tmp_path / "index", "--json"))
         assert (known["items"], known["classes"], known["dim"], known["recall@10"]) == (5, 2, "3", 1)
-        assert "kind        exact" in run_command(capsys, "index", "info", tmp_path / "index")
+        assert "kind            exact" in run_command(capsys, "index", "info", tmp_path / "index")
 
     def test_index_of_another_source_is_kept(self, own: Path, tmp_path: Path, capsys) -> None:
         run_command(capsys, "index", "build", own, "--out", tmp_path / "index")

@@ -174,7 +174,6 @@ def test_foreign_database_calls_no_harmful_function(tmp_path: Path) -> None:
 
 def test_cache_keeps_files_of_others(tmp_path: Path) -> None:
     np.save(tmp_path / "measurements.npy", np.zeros(1000))
-    np.save(tmp_path / f"{'0' * 32}.npy", np.zeros(1000))  # a copy of another photo, which may give way
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a", "b"):
@@ -184,7 +183,6 @@ def test_cache_keeps_files_of_others(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # about photos that do not fit
         Cache(tmp_path, side=8).fill(images, max_bytes=300)
     assert (tmp_path / "measurements.npy").exists()
-    assert not (tmp_path / f"{'0' * 32}.npy").exists()
 
 
 def test_image_calls_no_program(tmp_path: Path) -> None:

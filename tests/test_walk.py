@@ -93,7 +93,7 @@ def test_walk_with_photos(
     assert uploaded("index") == (str(photo), itself)
 
     # Export, and embed without PyTorch.
-    proxygml("export", run, "exported")
+    proxygml("export", run, "exported", "--onnx")
     script = [sys.executable, "exported/embed.py", photo, "--out", "exported.npz"]
     subprocess.run(script, check=True)
     indexed = Embeddings.load(Path("vectors.npz"))

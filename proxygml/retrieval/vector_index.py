@@ -37,6 +37,7 @@ class VectorIndex:
         self.last_id = last_id  # the highest id ever added
         self.removed: set[int] = set()  # ids still in a graph
         self.last_removal = 0  # number of the last row of the table `removed` that was applied
+        self.origin: np.ndarray | None = None  # (D,), for exact search; of the first vectors that were added
 
     @classmethod
     def new(cls, kind: str, dim: int, count: int, sample: Callable[[int], np.ndarray]) -> "VectorIndex":
@@ -68,7 +69,9 @@ class VectorIndex:
     def add(self, ids: np.ndarray, vectors: np.ndarray) -> None:
         """Add vectors (M, D) under ids (M,)."""
         if len(ids):
-            self.index.add_with_ids(pad(vectors, self.index.d), ids)
+            if self.kind == "exact" and self.origin is None:
+                self.origin = vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+            self.index.add_with_ids(pad(self._centered(vectors), self.index.d), ids)
             self.last_id = int(ids[-1])
 
     def remove(self, ids: np.ndarray) -> None:
@@ -102,9 +105,13 @@ class VectorIndex:
         if len(vectors) >= MIN_BLAS_QUERIES:
             settings.distance_compute_blas_threshold = 1
         try:
-            return self.index.search(pad(vectors, self.index.d), num_candidates)[1]
+            return self.index.search(pad(self._centered(vectors), self.index.d), num_candidates)[1]
         finally:
             settings.distance_compute_blas_database_bs, settings.distance_compute_blas_threshold = defaults
+
+    def _centered(self, vectors: np.ndarray) -> np.ndarray:
+        """Vectors (M, D) minus the origin: products of vectors far from zero would lose the digits of distances."""
+        return vectors if self.origin is None else vectors - self.origin
 
     def write(self, folder: Path) -> None:
         """Write folder/KIND-LAST_ID.faiss and remove older ones."""

@@ -64,8 +64,7 @@ SCRIPT = """
 import json, os, torch
 from pathlib import Path
 from lightning_fabric.plugins import MixedPrecision
-from proxygml.distributed import fabric
-from proxygml.training import build
+from proxygml.training import build, fabric
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.recipe import Recipe
 from proxygml.training.start import train
