@@ -211,7 +211,7 @@ class TestMistakes:
         code, line = failure(capsys, "train", "--resume", tmp_path / "run")
         assert code == 1
         assert line.startswith(
-            "error: --resume cannot change embedding_dim from 128 to 64: change it back in recipe.json"
+            "error: --resume cannot change embedding_dim from 128 to 64: change it back, or train a new run"
         )
 
     @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_photos_without_classes(flat: Path, trained_run: Run, tmp_path: Path, ca
     assert "labels" not in stored
     for source in (vectors, flat):
         run_command(capsys, "index", "build", source, "--out", index / source.name, *run)
-        assert "classes     0" in run_command(capsys, "index", "info", index / source.name)
+        assert "classes         0" in run_command(capsys, "index", "info", index / source.name)
         shown = run_command(capsys, "search", index / source.name, "--image", flat / "b.png", *run, "-n", 1)
         assert [line.split()[1] for line in shown.splitlines()] == ["similarity", "1.0000"]
         assert "but 3 of" in failure(capsys, "evaluate", index / source.name)[1]
