@@ -1,6 +1,6 @@
 """Convolution and batch normalization as one operation while the statistics are frozen.
 
-Normalized maps are then neither written nor read again, forward and backward: benchmarks/images.py measures the gain.
+The maps between them are then neither written nor read again, forward and backward.
 """
 
 import torch.nn.functional as F

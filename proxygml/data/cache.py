@@ -84,7 +84,7 @@ class Cache:
         problems = find_problems(images, keep=keep, progress=progress)
         if refused:
             warnings.warn(
-                f"no room in {self.folder} for {refused} of {len(images)} images, which are decoded in every epoch: "
+                f"no space in {self.folder} for {refused} of {len(images)} images, which are decoded in every epoch: "
                 "raise cache_gigabytes, free the disk, or remove the folder if it has copies of other photos",
                 stacklevel=2,
             )

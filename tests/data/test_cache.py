@@ -108,7 +108,7 @@ def test_damaged_copy_is_ignored(copies: Cache, images: ImageList) -> None:
 
 
 def test_max_bytes(copies: Cache, images: ImageList) -> None:
-    with pytest.warns(UserWarning, match="no room in .* for 1 of 3 images"):
+    with pytest.warns(UserWarning, match="no space in .* for 1 of 3 images"):
         copies.fill(images, 2 * COPY + 500)
     assert sorted(size_of(copies, images, index) for index in range(3)) == [(48, 32), (48, 32), (240, 160)]
 
@@ -118,7 +118,7 @@ def test_full_disk(copies: Cache, images: ImageList, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.warns(UserWarning, match="no room in .* for 3 of 3 images"):
+    with pytest.warns(UserWarning, match="no space in .* for 3 of 3 images"):
         assert copies.fill(images, PLENTY) == []
     assert list(copies.folder.iterdir()) == []
     assert size_of(copies, images, 0) == (240, 160)
