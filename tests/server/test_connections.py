@@ -1,6 +1,7 @@
 """Idle, slow and too many connections."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from proxygml.server import connections
-from proxygml.server.connections import TOO_MANY, Connection, Server, report_error
+from proxygml.server.connections import TOO_MANY, Connection, Server, listen, report_error
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Connect = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -194,3 +195,10 @@ def test_errors_that_clients_cause_are_not_logged(caplog: pytest.LogCaptureFixtu
     report_error(loop, {"message": "a mistake of ours", "exception": KeyError("x")})
     assert "a mistake of ours" in caplog.text
     loop.close()
+
+
+def test_responses_do_not_wait_for_acknowledgements() -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
