@@ -3,12 +3,14 @@
 import errno
 import fcntl
 import glob
+import inspect
 import json
 import os
 import secrets
 import socket
 import stat
 import sys
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -218,5 +220,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(expected: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is none of the known ones: expected "a loss" among these, got another."""
-    return ValueError(f"expected {expected} among {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+    """The error for a name that is none of the known ones: expected "a loss", got another, and the known ones."""
+    return ValueError(f"expected {expected}, got {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
+
+
+def warn(message: str) -> None:
+    """A warning that shows the line outside this package that called into it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -142,8 +142,7 @@ class BNInception(Inception):
     published_file = "bn_inception-52deb4733.pth"
     weights_from = (
         "pretrained BN-Inception (ImageNet, ported from Caffe) was published as "
-        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth: download it and pass its path as the "
-        "weights"
+        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth: download it"
     )
 
     def pool(self, name: str, x: Tensor) -> Tensor:
@@ -190,7 +189,7 @@ class GoogLeNet(Inception):
     weights_from = (
         "pretrained GoogLeNet is BVLC's Caffe model (bvlc_googlenet) ported to PyTorch with Caffe's layer names, "
         "'/' written as '_' (googlenet.pth, made with MMdnn); torchvision's googlenet has batch normalization and does "
-        "not fit. Pass the path of the file as the weights"
+        "not fit"
     )
 
     def stem(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class ResNet(Trunk):
         blocks, expansion, self.published_file = DEPTHS[depth]
         self.weights_from = (
             f"pretrained ResNet-{depth} (ImageNet) is https://download.pytorch.org/models/{self.published_file}: "
-            "download it and pass its path as the weights"
+            "download it"
         )
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

@@ -48,6 +48,5 @@ class Trunk(nn.Module):
         for folder in (Path(), cache):
             if (folder / self.published_file).is_file():
                 return folder / self.published_file
-        raise FileNotFoundError(
-            f"no {self.published_file} in the working directory or in {cache}: {self.weights_from} (--weights PATH)"
-        )
+        missing = f"no {self.published_file} in the working directory or in {cache}"
+        raise FileNotFoundError(f"{missing}: {self.weights_from} (to train: --weights PATH)")

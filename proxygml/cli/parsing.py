@@ -98,8 +98,12 @@ def _describe(word: str, help_text: str) -> str:
 
 
 def _without_box(text: str) -> str:
-    """The message in a box of tyro, which starts with a title, as one line without colors."""
-    lines = (line.strip("│╰╯ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:])
+    """The message in a box of tyro, which starts with a title, as one line without colors and help (indented by 8)."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()[1:]
+    lines = [line.strip("│╰╯ ") for line in lines if not re.match(". {9}", line)]
     message = " ".join(line for line in lines if line.strip("─-"))
     message = re.split(r" (?:Argument helptext|For full helptext)", message)[0]
+    message = re.sub(
+        r"no type matching (.*?) could be instantiated from \[(.*?)\]\..*", r"expected \1, got \2", message
+    )
     return re.sub(r"Error parsing __tyro\S+: ", "", message)

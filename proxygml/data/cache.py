@@ -7,7 +7,6 @@ new copy, several runs can share a folder, and a run continues with the copies o
 import hashlib
 import shutil
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from PIL import Image
 from proxygml.data import ImageList, open_image
 from proxygml.data.check import Problem, find_problems
 from proxygml.data.decoding import resize
-from proxygml.files import atomic_write
+from proxygml.files import atomic_write, warn
 
 SPARE_BYTES = 2**30  # of the disk stay free
 
@@ -83,10 +82,9 @@ class Cache:
 
         problems = find_problems(images, keep=keep, progress=progress)
         if refused:
-            warnings.warn(
+            warn(
                 f"no space in {self.folder} for {refused} of {len(images)} images, which are decoded in every epoch: "
                 "raise cache_gigabytes, free the disk, or remove the folder if it has copies of other photos",
-                stacklevel=2,
             )
         return problems
 

@@ -1,11 +1,11 @@
 """Your own images in folders, one folder per class."""
 
 import os
-import warnings
 from pathlib import Path
 
 from proxygml.data import ImageList
 from proxygml.data.splits import image_list, split_by_class
+from proxygml.files import warn
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -23,7 +23,7 @@ def load(root: Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageLis
         others = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         others = [name for name in others if name not in ("train", "test")]
         if others:
-            warnings.warn(f"{root}: left out the folders beside train and test: {_first(others)}", stacklevel=2)
+            warn(f"{root}: left out the folders beside train and test: {_first(others)}")
         train, test = (image_list(*list_images(root, split), root=root) for split in ("train", "test"))
         return train, test
     return split_by_class(*list_images(root), test_fraction, root=root)
@@ -80,7 +80,7 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
     ):
         if left_out:
             message = f"{Path(root, start)}: left out {len(left_out)} {what}: {_first(sorted(left_out))}"
-            warnings.warn(message, stacklevel=3)
+            warn(message)
     if not names_in:
         raise ValueError(
             f"no images below {Path(root, start)}: expected a folder for each class with files that end in "

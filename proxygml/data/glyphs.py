@@ -7,7 +7,6 @@ about 1,220 classes with 16,600 images, half to train on and half to test on.
 """
 
 import unicodedata
-import warnings
 from collections import Counter
 from contextlib import suppress
 from functools import cache
@@ -19,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from PIL import __version__ as pillow_version
 
 from proxygml.data import ImageList
-from proxygml.files import atomic_write, cache_folder
+from proxygml.files import atomic_write, cache_folder, warn
 
 FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -81,10 +80,9 @@ def _read_or_render(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with atomic_write(path) as temporary:
             np.savez_compressed(temporary, pixels=pixels, code_points=code_points, faces=faces)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"expected a writable folder, got {path.parent} ({error}): the glyphs are rendered at each call; "
             "set PROXYGML_CACHE to another folder",
-            stacklevel=3,  # the caller of load
         )
     return pixels, code_points, faces
 

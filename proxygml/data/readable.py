@@ -1,6 +1,5 @@
 """The images of a list that can be decoded; decoding all of them first keeps a bad file from ending a run midway."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import numpy as np
 from proxygml.data import ImageList
 from proxygml.data.cache import Cache
 from proxygml.data.check import find_problems, without_problems
+from proxygml.files import warn
 
 MAX_NAMED = 10  # skipped images whose paths are shown
 MAX_CHECKED, SAMPLE = 100_000, 2_000  # with `sample`, decode this many images of a list longer than MAX_CHECKED
@@ -31,10 +31,9 @@ def readable_images(
     fits = cache is not None and cache.min_bytes(len(images)) <= max_bytes
     if sample and not fits and not skip_broken and len(images) > MAX_CHECKED:
         if cache is not None:
-            warnings.warn(
+            warn(
                 f"{len(images):,} photos do not fit in {max_bytes / 2**30:g} GB and are decoded in every epoch: "
                 "raise cache_gigabytes",
-                stacklevel=2,
             )
         sampled = images.select(np.sort(np.random.default_rng(0).permutation(len(images))[:SAMPLE]))
         without_problems(sampled, find_problems(sampled, progress=progress), skip=False)

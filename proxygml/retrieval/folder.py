@@ -8,14 +8,13 @@ import json
 import shutil
 import sqlite3
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from proxygml.embeddings import Embeddings
-from proxygml.files import atomic_write, file_checksum
+from proxygml.files import atomic_write, file_checksum, warn
 from proxygml.retrieval import validation
 from proxygml.retrieval.contents import DATABASE, MODEL_FILES, check_contents, check_new
 from proxygml.retrieval.database import SCHEMA_VERSION, Database, item_checksum
@@ -198,7 +197,7 @@ class FolderStorage:
             try:
                 index.write(self.folder)
             except OSError as error:  # the search itself does not need the file
-                warnings.warn(f"{error}: the next process builds it again", stacklevel=4)
+                warn(f"{error}: the next process builds it again")
         return index
 
     def _sample(self, count: int) -> np.ndarray:

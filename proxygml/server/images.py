@@ -69,7 +69,7 @@ def tile(text: str) -> tuple[bytes, str]:
 def read_upload(contents: bytes) -> Image.Image:
     """The image of an upload, opened; a ValueError of one line if it is not an image, damaged or too large."""
     if not contents:
-        raise ValueError("the file is empty: choose a photo")
+        raise ValueError("expected an image, got 0 bytes")
     try:
         with open_image(io.BytesIO(contents)) as image:
             image.draft(None, (1, 1))  # still reads every byte of a JPEG, with less arithmetic

@@ -1,6 +1,5 @@
 """Opens a run, an .npz of embeddings or an index as a Space."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from PIL import Image
 from proxygml.data import ImageList, open_image
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, concatenate
+from proxygml.files import warn
 from proxygml.model import LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import item_name
@@ -50,7 +50,7 @@ def open_space(
         paths = embeddings.paths if data is None else _moved_paths(embeddings.paths, data)
         open_one = _open_files(paths, [Path()], confined=False)
         if open_one is None and Path(str(paths[0])).is_absolute():
-            warnings.warn(f"no image is shown: {paths[0]} does not exist; have they moved? --data FOLDER", stacklevel=2)
+            warn(f"no image is shown: {paths[0]} does not exist; have they moved? --data FOLDER")
     own_network = model is not None and is_class_name(model.recipe.backbone)  # which an index does not store
     return Space(
         name,
@@ -87,7 +87,7 @@ def _load_images(model: Model) -> dict[str, ImageList]:
     try:
         return model.load_images()
     except (OSError, ValueError) as error:
-        warnings.warn(f"only embeddings are shown: {error}", stacklevel=3)
+        warn(f"only embeddings are shown: {error}")
         return {}
 
 
@@ -148,7 +148,7 @@ def _open_files(paths: np.ndarray, roots: Sequence[Path], *, confined: bool) -> 
         return None
     if not all(locate(root, path) for path in sample):
         outside = f"images outside {root.absolute()} are not shown"
-        warnings.warn(f"{outside}: name the folder that contains them with --data", stacklevel=3)
+        warn(f"{outside}: name the folder that contains them with --data")
 
     def open_one(number: int) -> Image.Image:
         if (file := locate(root, str(paths[number]))) is None:

@@ -1,7 +1,6 @@
 """Loggers of a run: what they receive, and what happens when one fails."""
 
 import csv
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from proxygml.files import atomic_write, one_line
+from proxygml.files import atomic_write, one_line, warn
 from proxygml.optional import library
 
 PICTURES = ("retrieval", "map")
@@ -85,7 +84,7 @@ class Loggers:
             except Exception as error:  # training is worth more than its log
                 self.loggers.remove(logger)
                 what = f"{type(logger).__name__}.{method} failed ({type(error).__name__}: {one_line(error)})"
-                warnings.warn(f"{what}: training continues without this logger", stacklevel=2)
+                warn(f"{what}: training continues without this logger")
 
 
 def log_picture(logger: Any, path: Path, step: int) -> None:

@@ -58,5 +58,5 @@ def test_pixel_statistics_are_not_in_the_state_dict() -> None:
 
 
 def test_unknown_backbone() -> None:
-    with pytest.raises(ValueError, match=r"among convnet.*, got 'resnet9000'"):
+    with pytest.raises(ValueError, match=r"a backbone, got 'resnet9000'.*known: convnet"):
         build_trunk("resnet9000")

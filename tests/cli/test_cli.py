@@ -257,11 +257,12 @@ class TestMistakes:
                 "no option --epoch: did you mean '--epochs'\\? \\(proxygml train glyphs --help\\)",
             ),
             ("train glyphs --epochs two", "Error parsing --epochs: .*'two' \\(proxygml train glyphs --help\\)"),
+            ("train glyphs --classes none", "Error parsing --classes: expected \\{None\\}\\|INT, got 'none' .*"),
             ("train glyphs --ratio -1", "expected a ratio above 0 .*, got -1.0 \\(proxygml train glyphs --help\\)"),
             ("train glyphs --optimizer adm", "invalid choice 'adm' .*'adam', .*"),
             ("search idx photo.jpg", "unexpected 'photo.jpg': did you mean --image photo.jpg\\? .*"),
             ("index build --out i", "expected an .npz, a folder of images, .* \\(proxygml index build --help\\)"),
-            ("embed", "Missing from proxygml embed: RUN\\|IMAGES .* --out PATH .*"),
+            ("embed", "Missing from proxygml embed: RUN\\|IMAGES --out PATH \\(proxygml embed --help\\)"),
         ],
     )
     def test_usage(self, arguments: str, said: str, capsys: pytest.CaptureFixture) -> None:
@@ -346,7 +347,10 @@ class TestLosses:
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
-            (["glyphs", "--loss", "proxygm"], "got 'proxygm': did you mean 'proxygml'?"),
+            (
+                ["glyphs", "--loss", "proxygm"],
+                "expected a loss, got 'proxygm': did you mean 'proxygml'? (known: proxygml, ",
+            ),
             (
                 ["glyphs", *SMALL, "--loss", "ms", "--loss-settings", "bata=3"],
                 "ms has no setting bata: it has alpha, beta",

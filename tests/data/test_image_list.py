@@ -69,5 +69,5 @@ def test_invalid_labels(labels: list, message: str) -> None:
 
 
 def test_unknown_dataset() -> None:
-    with pytest.raises(ValueError, match=r"among glyphs.*, got 'mnist'"):
+    with pytest.raises(ValueError, match=r"a dataset, got 'mnist'.*known: glyphs"):
         load("mnist")

@@ -270,13 +270,13 @@ class TestClaims:
 def test_unknown_experiment_or_dataset(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, message in (
-        (["tables"], "expected an experiment among modules, comparison"),
-        (["modules", "--dataset", "imagenet"], "expected a dataset among cars-head, cub-head"),
+        (["tables"], "expected an experiment, got 'tables'"),
+        (["modules", "--dataset", "imagenet"], "expected a dataset, got 'imagenet'"),
         (["modules", "--dataset", "cars"], "cars needs its folder: --data ROOT"),
         (["modules", "--seeds", "0"], "expected at least one seed, got 0"),
         (["modules", "--only", "4 L^p", "9"], "expected rows among '1 none', '2 S^pos', "),
         (["modules", "--jobs", "-1"], "expected at least one job, got -1"),
-        (["modules", "--dataset", "imagenet", "--render"], "expected a dataset among cars-head, cub-head"),
+        (["modules", "--dataset", "imagenet", "--render"], "expected a dataset, got 'imagenet'"),
         (["frozen"], "frozen needs a pretrained network, which glyphs does not start from"),
         (["comparison", "--protocol", "fair", "--only", "proxygml, r = 1"], "got 'proxygml, r = 1'"),
         (["modules", "--render"], "in results/modules/glyphs.json: make them with proxygml paper modules"),

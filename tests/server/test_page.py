@@ -236,7 +236,7 @@ def test_invalid_uploads_are_one_line(chromium: object, served_run: str, tmp_pat
     for name, contents, message in [
         ("letter.pdf", b"%PDF-1.4 this is no image", "letter.pdf: not a readable image"),
         ("bomb.png", bomb(60_000), "bomb.png: the image has more than 200 million pixels"),
-        ("empty.jpg", b"", "empty.jpg: the file is empty"),
+        ("empty.jpg", b"", "empty.jpg: expected an image, got 0 bytes"),
         ("huge.jpg", b"\xff\xd8" + bytes(64 * 2**20), "huge.jpg is larger than 64 MB"),
     ]:
         (tmp_path / name).write_bytes(contents)

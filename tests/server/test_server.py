@@ -211,7 +211,7 @@ class TestInvalidInput:
     @pytest.mark.parametrize(
         ("contents", "message"),
         [
-            (b"", "the file is empty"),
+            (b"", "expected an image, got 0 bytes"),
             (b"GIF89a, but no more", "not a readable image"),
             (b"<svg onload='alert(1)'/>", "not a readable image"),
             (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a readable image"),

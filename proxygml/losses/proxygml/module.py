@@ -1,13 +1,13 @@
 """ProxyGMLLoss: the loss as a module, with options, validation and the choice of an implementation."""
 
 import math
-import warnings
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from proxygml.files import warn
 from proxygml.losses.interface import BatchCheck, checked_shapes, highest_precision, require_whole, without_autocast
 from proxygml.losses.proxygml import chunked, fused
 from proxygml.losses.proxygml.buffers import BufferPool
@@ -198,8 +198,7 @@ def warn_without_negatives(num_classes: int, settings: ProxyGMLSettings) -> None
     else:
         ratio = (per_class + 0.5) / (num_classes * per_class)  # rounds up to N + 1 links
         advice = f"use a ratio of at least {ratio:.4g} or links of at least {per_class + 1}"
-    warnings.warn(
+    warn(
         f"{links} links for each sample are all taken by the {per_class} proxies of its own class: "
         f"no negative is linked and classes are not separated; {advice}",
-        stacklevel=3,
     )
