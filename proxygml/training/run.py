@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from proxygml.files import (
     require_file,
     require_unlocked,
     verify_checksum,
+    warn,
     with_checksum,
 )
 from proxygml.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_weights, weights_checksum
@@ -137,7 +137,7 @@ class Run:
         if damage is not None:
             last.replace(self.folder / "damaged.pt")
             fallback = "starting the run again" if checkpoint is None else "using the one before it"
-            warnings.warn(f"{damage}: {fallback}", stacklevel=2)
+            warn(f"{damage}: {fallback}")
         return checkpoint
 
     @property
@@ -220,11 +220,15 @@ def _commit() -> str | None:
 
 
 def require_empty(folder: Path) -> None:
-    """Raise an error if the folder contains files other than hidden ones, which a killed process may have left."""
+    """Raise an error unless the folder is free for a new run.
+
+    Hidden files do not count, which a killed process may have left, nor a run without a finished epoch.
+    """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: choose another --out")
-    if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
+    if not names <= {"recipe.json", "log.jsonl"} or Run(folder).log:
         require_unlocked(folder)
-        run = (folder / "recipe.json").is_file()
+        run = "recipe.json" in names
         hint = f", or continue with --resume {folder}" if run else ": its files are not those of a run"
         raise FileExistsError(f"{folder} is not empty: choose another --out{hint}")

@@ -1,6 +1,5 @@
 """Start and continue runs: `train(recipe, out)` -> Run, and `resume(folder)`."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +9,7 @@ from torch import nn
 
 from proxygml.display import Progress, no_progress, shown
 from proxygml.distributed.lost import explain_lost_process
-from proxygml.files import locked
+from proxygml.files import locked, require_unlocked, warn
 from proxygml.training import build
 from proxygml.training.fabric import start_fabric
 from proxygml.training.loggers import Logger, Loggers
@@ -53,6 +52,7 @@ def train(
     with shown(progress) as report:
         fabric = start_fabric(recipe)
         folder = Path(fabric.broadcast(str(out)))
+        require_unlocked(folder)
         require_empty(folder)
         trainer = Trainer(recipe, fabric, report, None, parts, *hooks)
         fabric.barrier()  # all processes have checked the folder
@@ -102,7 +102,7 @@ def _continue(
     build.require_data(recipe, run.folder)
     here = recipe
     if build.find_device(recipe.device) is None:
-        warnings.warn(f"this machine has no {recipe.device}: continuing on the CPU", stacklevel=2)
+        warn(f"this machine has no {recipe.device}: continuing on the CPU")
         here = recipe.changed({"device": "cpu"})
     fabric = start_fabric(here)
     progress = progress if fabric.is_global_zero else no_progress

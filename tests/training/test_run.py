@@ -42,6 +42,8 @@ def test_a_half_written_line_of_the_log_is_left_out(run: Run) -> None:
 
 
 def test_a_folder_with_something_in_it_is_not_overwritten(run: Run) -> None:
+    assert Run.create(run.folder, GLYPHS) == run  # nothing was trained
+    run.write_log([{"epoch": 1}])
     with pytest.raises(FileExistsError, match="is not empty: choose another --out, or continue with --resume"):
         Run.create(run.folder, GLYPHS)
 
@@ -242,6 +244,7 @@ def test_folder_of_a_killed_process(tmp_path: Path) -> None:
 
 def test_folder_in_use_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.0)
+    run.write_log([{"epoch": 1}])
     with files.locked(run.folder), pytest.raises(ValueError, match=rf"process {os.getpid()} on .* is using"):
         Run.create(run.folder, GLYPHS)
 
