@@ -230,7 +230,7 @@ class Model:
     def index(
         self, data: Any, out: str | Path | None = None, *, kind: str | None = None, progress: bool | Progress = False
     ) -> Index:
-        """An index of images, with this network in it; `data` as for `evaluate`.
+        """An index of images, with this network in it; `data` as for `evaluate`, or paths, which have no labels.
 
         `out` is a new folder or postgresql:// URL, or an index of this model to add to; None keeps the index in memory.
         """

@@ -14,7 +14,7 @@ from proxygml.data import ImageList
 from proxygml.data.folder import images_below
 from proxygml.data.lazy import LazyImages
 from proxygml.data.splits import image_list, split_classes
-from proxygml.files import did_you_mean, one_line
+from proxygml.files import did_you_mean, one_line, warn
 
 SPLITS = ("train", "test", "query", "gallery")
 EXPECTED = "an ImageList, a Dataset of (image, label), (images, labels), or a frame with path and label"
@@ -52,9 +52,14 @@ def load_objects(
 
 
 def labeled_images(data: Any) -> ImageList:
-    """All images of an object or below a folder; those of a split `query` are searched for in `gallery`."""
+    """All images of an object or below a folder, or paths, which have no labels.
+
+    Those of a split `query` are searched for in `gallery`.
+    """
     if isinstance(data, (str, Path)):
         return images_below(Path(data))
+    if isinstance(data, Sequence) and data and all(isinstance(each, (str, Path)) for each in data):
+        return _from_paths(data, [""] * len(data))
     splits = by_split(data)
     return splits if isinstance(splits, ImageList) else join_splits(splits)
 
@@ -84,6 +89,10 @@ def join_splits(splits: dict[str, ImageList]) -> ImageList:
 def join_query_gallery(query: ImageList, gallery: ImageList) -> ImageList:
     """Images of which the first, the queries, are searched for among the others."""
     parts = {"query": query, "gallery": gallery}
+    in_query, in_gallery = ({part.class_names[label] for label in part.labels} for part in parts.values())
+    if lone := sorted(in_query - in_gallery):
+        what = f"{len(lone)} of {len(in_query)} query classes are not in the gallery, first {lone[0]}"
+        warn(f"{what}: each of their images counts as a miss")
     classes = [part.class_names[label] for part in parts.values() for label in part.labels]
     if all(part.has_files for part in parts.values()):
         paths = [os.path.abspath(part.file(row)) for part in parts.values() for row in range(len(part))]

@@ -73,7 +73,9 @@ def test_frame_by_split(paths: list[Path]) -> None:
     frame = pandas.DataFrame({"path": paths, "label": ["b", "a", "b", "a", "c", "c"]})
     assert as_image_list(frame).class_names == ("a", "b", "c")
     frame["split"] = ["train", "train", "query", "query", "gallery", "gallery"]
-    train, test = load_objects(frame, test_fraction=0.5)
+    with pytest.warns(UserWarning, match="2 of 2 query classes are not in the gallery, first a") as caught:
+        train, test = load_objects(frame, test_fraction=0.5)
+    assert caught[0].filename == __file__  # not a line of the package
     assert [Path(path).name for path in train.paths] == ["0.png", "1.png"]
     assert [Path(path).name for path in test.paths] == ["2.png", "3.png", "4.png", "5.png"]
     assert (test.queries.tolist(), test.class_names) == ([True, True, False, False], ("a", "b", "c"))
