@@ -4,7 +4,6 @@
 """
 
 import os
-import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from pathlib import Path
 from proxygml import embeddings, files
 from proxygml.display import Progress, no_progress
 from proxygml.embeddings import Embeddings
-from proxygml.model import LoadModel, Model, kind_of
+from proxygml.model import MODELS, LoadModel, Model, kind_of
 from proxygml.retrieval import Index
 from proxygml.retrieval.adding import add_images
 from proxygml.retrieval.contents import build_lock, erase
 from proxygml.retrieval.validation import check_model
 from proxygml.training.recipe import Split
+from proxygml.training.run import EXPORTED
 
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
 NAMES = {"train": "training", "test": "test", "all": "training or test"}
@@ -31,12 +31,12 @@ def open_vectors(
     load: LoadModel = Model,
     progress: Progress = no_progress,
 ) -> Embeddings | Index:
-    """The embeddings in an .npz, an index, or those of a run's images.
+    """The embeddings in an .npz, an index, or those of the images of a run or of its model folder.
 
-    Of a run, `split` chooses the images; `data` is their folder if they have moved, and `load` opens the model.
+    Of these, `split` chooses the images; `data` is their folder if they have moved, and `load` opens the model.
     """
-    match kind_of(location, ("run", "embeddings", "index")):
-        case "run":
+    match kind_of(location, (*MODELS, "embeddings", "index")):
+        case "run" | "model":
             parts = list(run_parts(load(location, data=data), split, progress=progress).values())
             return parts[0] if len(parts) == 1 else embeddings.concatenate([read_all(index) for index in parts])
         case "embeddings":
@@ -49,7 +49,7 @@ def query_model(
     location: str | Path, index: Index, *, run: Path | None = None, load: LoadModel = Model
 ) -> Model | None:
     """The model that embeds queries for an index: that of `run`, of the run at `location`, or the one in the index."""
-    folder = run or (Path(location) if kind_of(location) == "run" else index.model_folder())
+    folder = run or (Path(location) if kind_of(location) in MODELS else index.model_folder())
     return None if folder is None else load(folder)
 
 
@@ -96,12 +96,16 @@ def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_pro
 def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> Index:
     """The index of a run's test or training images, cached in its folder; built, or completed, if needed.
 
-    If the folder cannot be written, the index is in memory.
+    If the folder cannot be written, the index is in memory; also that of a model folder, which may go elsewhere.
     """
     folder = model.run.folder / ("index" if split == "test" else f"index-{split}")
     if folder.is_symlink():  # somebody may have sent the run: a stale index would be erased there
         raise ValueError(f"{folder} is a link: remove it, and the index is built again")
     dim, model_id = model.recipe.embedding_dim, model.model_id
+    if (model.run.folder / EXPORTED).is_file():
+        index = Index.create(None, dim=dim, model=model_id)
+        add_images(index, model.embed, model.load_images()[split], progress)
+        return index
     if (folder / "items.sqlite").is_file():
         index = Index.open(folder)
         if index.model == model_id and index.metadata.get("complete") == "yes":
@@ -116,7 +120,7 @@ def run_index(model: Model, split: str, *, progress: Progress = no_progress) -> 
             index = _open_cache(folder, dim, model_id)
             index.save_model(model.run.folder)
         except files.UnwritableError as error:
-            warnings.warn(f"{error}: the embeddings are not kept, the next time takes as long", stacklevel=2)
+            files.warn(f"{error}: the embeddings are not kept, the next time takes as long")
             index = Index.create(None, dim=dim, model=model_id)
         add_images(index, model.embed, images, progress)
         index.set_metadata("root", os.path.abspath(images.root or "."))

@@ -172,8 +172,8 @@ def test_kind_of_a_path(every_kind: dict[str, object], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "accepted"),
     [
-        (["search", "LOCATION", "--vectors", "queries.npz"], ("run", "embeddings", "index")),
-        (["evaluate", "LOCATION"], ("run", "embeddings", "index")),
+        (["search", "LOCATION", "--vectors", "queries.npz"], ("run", "model", "embeddings", "index")),
+        (["evaluate", "LOCATION"], ("run", "model", "embeddings", "index")),
         (["browse", "LOCATION", "--no-open", "--port", "0"], ("run", "embeddings", "index")),
         (["index", "build", "LOCATION", "--out", "new"], ("embeddings", "images", "index", "run")),
         (["embed", "LOCATION", "--out", "new.npz"], ("run", "model", "images")),
@@ -190,6 +190,18 @@ def test_wrong_kind_is_one_line(command: list, accepted: tuple, every_kind, tmp_
         assert line.startswith(f"error: expected {model.KINDS[accepted[0]]}")
         assert str(every_kind[kind]) in line
     assert "does not exist: expected" in failure(capsys, *(w if w != "LOCATION" else "nowhere" for w in command))
+
+
+def test_scores_of_a_model_folder(every_kind: dict, trained_run: Run, capsys: pytest.CaptureFixture) -> None:
+    folder = every_kind["model"]
+    before = sorted(folder.iterdir())
+    assert json.loads(run_command(capsys, "evaluate", folder, "--json")) == trained_run.scores["trained"]
+    assert sorted(path for path in folder.iterdir() if path.name != ".lock") == before  # no paths of this machine
+
+
+def test_index_of_paths_has_no_labels(photos: Path, trained_run: Run) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    assert model.load(trained_run.folder).index(paths).listing() == [(path, "") for path in paths]
 
 
 class TestModel:

@@ -83,7 +83,7 @@ def test_walk_with_photos(
     itself = pytest.approx(1, abs=1e-5)
     assert found(run, "--image", photo, "-n", 1) == [(str(photo), itself)]
     assert uploaded(run) == ("class 3/1.jpg", itself)
-    proxygml("embed", run, "--data", photos, "--out", "vectors.npz")
+    proxygml("embed", run, "--split", "all", "--out", "vectors.npz")
     assert len(Embeddings.load(Path("vectors.npz"))) == CLASSES * PHOTOS_PER_CLASS
     assert "R@1" in proxygml("evaluate", "vectors.npz", "--no-cluster")
 
@@ -108,7 +108,7 @@ def test_walk_with_photos(
         proxygml("embed", run, "--out", "again.npz")
     line = f"the images of {run} are not in {photos}: name their folder with --data"
     assert line in one_line(capsys.readouterr().err)
-    proxygml("embed", run, "--data", moved, "--out", "again.npz")
+    proxygml("embed", run, "--data", moved, "--split", "all", "--out", "again.npz")
     np.testing.assert_array_equal(Embeddings.load(Path("again.npz")).paths, indexed.paths)
     assert found(run, "--data", moved, "--image", photo, "-n", 1) == [(str(photo), itself)]
     assert uploaded(run, "--data", moved) == ("class 3/1.jpg", itself)

@@ -41,8 +41,8 @@ def embed(
         out: The .npz to write.
         run: What embeds a folder of images: a trained run, or a pretrained backbone by its name (default:
             efficientnet-lite0).
-        split: Of a run: the test or the training half of its dataset, or all of it (default: all of your own --data,
-            otherwise test).
+        split: Of a run: the test or the training half of its dataset, or all of it (default: all of a --dataset of your
+            own images, otherwise test).
         dataset: Of a run: another dataset than its own.
         data: Of a run: folder of that dataset, or of its own, if it has moved.
         skip_broken: Skip and count images that cannot be read, even if training did not.
@@ -90,8 +90,7 @@ def _run_images(model: "Model", split: Split | None, dataset: str | None, data: 
     recipe = model.recipe.changed(changes)
     own_object = import_object(dataset) if dataset is not None and is_class_name(dataset) else None
     both = load_images(recipe, own_object) if changes else tuple(model.load_images().values())
-    own = data is not None and recipe.dataset in ("folder", "table", "tar")
-    split = split or ("all" if own else "test")
+    split = split or ("all" if dataset in ("folder", "table", "tar") else "test")
     parts = [images for part, images in zip(("train", "test"), both, strict=True) if split in (part, "all")]
     if not any(map(len, parts)):
         raise ValueError(f"{model.run.folder} has no {split} images: choose another --split")
