@@ -63,7 +63,10 @@ def score_table(rows: dict[str, dict], *, heading: str, baseline: str = "") -> t
         first = next(iter(recalls))
         columns.append(f"{recalls[first]} vs. {baseline.split()[0]}")
         for line, row in zip(cells, rows.values(), strict=True):
-            line.append(f"{100 * (row[first] - rows[baseline][first]):+.1f}" if line[0] != baseline else "")
+            interval = " ({:+.1f} to {:+.1f})".format(*(100 * end for end in row["gain"][1:])) if "gain" in row else ""
+            line.append(f"{100 * (row[first] - rows[baseline][first]):+.1f}{interval}" if line[0] != baseline else "")
+        if any("gain" in row for row in rows.values()):
+            columns[-1] += " (95 %)"
     return columns, cells
 
 

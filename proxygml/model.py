@@ -180,7 +180,7 @@ class Model:
         for problem in find_problems(ImageList(paths, np.zeros(len(paths)), ("files",)[: len(paths)])):
             raise ValueError(f"{problem.path} cannot be read: {problem.reason}")
         labels = np.zeros(len(listed), np.int64)
-        size, test_crop = self.recipe.image_size, self.recipe.test_crop
+        size, test_crop = self.recipe.test_side, self.recipe.test_crop
         crops = Crops(lambda row: to_image(listed[row]), labels, size=size, test_crop=test_crop)
         with shown(progress) as report:
             counted = counter(report, "embedding")
@@ -189,7 +189,7 @@ class Model:
     def crop(self, image: Image.Image) -> np.ndarray:
         """What the network sees of an opened image: bytes (3, H, W)."""
         labels = np.zeros(1, np.int64)
-        return Crops(lambda _: image, labels, size=self.recipe.image_size, test_crop=self.recipe.test_crop)[0][0]
+        return Crops(lambda _: image, labels, size=self.recipe.test_side, test_crop=self.recipe.test_crop)[0][0]
 
     def encode_crops(self, crops: Sequence[np.ndarray]) -> np.ndarray:
         """Vectors (M, D) of what `crop` returned: `encode` in two steps, so that other threads can decode."""

@@ -7,6 +7,7 @@ from textwrap import shorten
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from proxygml.evaluation import neighbors
@@ -19,12 +20,13 @@ def draw_curves(entries: Sequence[dict], path: Path) -> None:
     """Loss and retrieval scores over the epochs of a log."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    epochs = [entry["epoch"] for entry in entries]
     for name, label in [("loss", "loss"), ("sample_loss", "samples"), ("proxy_loss", "proxies")]:
-        if all(name in entry for entry in entries):
-            left.plot(epochs, [entry[name] for entry in entries], marker=".", label=label)
+        points = [(entry["epoch"], entry[name]) for entry in entries if name in entry]
+        if points:
+            left.plot(*zip(*points, strict=True), marker=".", label=label)
     left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
-    left.legend()
+    if left.lines:
+        left.legend()
     for split, label in [("held_out", "held-out training classes"), ("test", "test classes")]:
         scored = [entry for entry in entries if split in entry]
         first_recall = next(iter(scored[0][split])) if scored else ""
@@ -34,6 +36,8 @@ def draw_curves(entries: Sequence[dict], path: Path) -> None:
     right.set(xlabel="epoch", ylabel="%")
     if right.lines:
         right.legend()
+    for axis in (left, right):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _save(figure, path)
 
 

@@ -1,7 +1,7 @@
 """Recall@n, R-precision, MAP@R and NMI of an embedding."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ class Scores:
     classes: int
     lone_queries: int  # images without another of their class to find; each counts as a miss
     nmi_start: str | None  # how k-means was initialized: NMI depends on it
+    hits: np.ndarray | None = field(default=None, compare=False, repr=False)  # (images,): with a hit at the first n
 
     def to_json(self) -> dict[str, float | int | str | None]:
         """The scores under flat keys ("recall@1", ..., "nmi", ...), ready for `json.dumps`."""
         rest = asdict(self)
+        del rest["hits"]
         return {f"recall@{n}": value for n, value in rest.pop("recall").items()} | rest
 
     @classmethod
@@ -37,7 +39,7 @@ class Scores:
         """The scores that `to_json` wrote."""
         recall = {int(key.removeprefix("recall@")): entries[key] for key in entries if key.startswith("recall@")}
         rest = {key: entries[key] for key in entries if not key.startswith("recall@")}
-        expected = {field.name for field in fields(cls)} - {"recall"}
+        expected = {each.name for each in fields(cls)} - {"recall", "hits"}
         if wrong := sorted(expected ^ rest.keys()):
             raise ValueError(f"expected recall@n and {sorted(expected)}, but {wrong} differ: pass what to_json wrote")
         return cls(recall=recall, **rest)
@@ -92,6 +94,9 @@ def evaluate(
     if process[1] > 1:
         per_image = sum_over_processes(per_image)
     *recalls, r_precision, map_at_r = per_image.mean(1).tolist()  # (metrics, M) -> (metrics,)
+    hits = per_image[0].bool()  # (M,)
+    if gallery is None:
+        hits = torch.empty_like(hits).scatter(0, order, hits)  # in the caller's order
     nmi_value, nmi_start = nmi(vectors, labels, seed=seed, progress=report) if cluster else (None, None)
     return Scores(
         recall={int(n): value for n, value in zip(recall_at, recalls, strict=True)},
@@ -102,6 +107,7 @@ def evaluate(
         classes=len(labels.unique()),
         lone_queries=int((positives == 0).sum()),
         nmi_start=nmi_start,
+        hits=hits.numpy() if recall_at else None,
     )
 
 

@@ -74,7 +74,7 @@ def model_card(
         more=OWN.format(recipe.backbone) if own else COMMANDS,
         onnx=ONNX.format(
             dim=dim,
-            size=recipe.image_size,
+            size=recipe.test_side,
             compared_with=settings["compared_with"],
             difference=settings["largest_difference"],
         )

@@ -56,7 +56,7 @@ def write_folder(
         "format": FORMAT,
         "proxygml": __version__,
         "model": run.model_id,
-        "image_size": recipe.image_size,
+        "image_size": recipe.test_side,
         "crop_fraction": recipe.test_crop,
         "preparation": PREPARATION,
         "embedding_dim": recipe.embedding_dim,

@@ -92,7 +92,7 @@ def _comparison_images(run: Run, data: str | None, progress: Progress) -> tuple[
             continue
     if len(pixels) >= 2:
         return np.stack(pixels), f"{len(pixels)} {kind} images of the run"
-    shape = (COMPARED_IMAGES, 3, recipe.image_size, recipe.image_size)
+    shape = (COMPARED_IMAGES, 3, recipe.test_side, recipe.test_side)
     noise = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     return noise, f"{COMPARED_IMAGES} images of noise, since the run's images cannot be read"
 

@@ -98,7 +98,7 @@ def training_crops(recipe: Recipe, images: ImageList, epoch: int) -> Crops | Fea
 
 
 def test_crops(recipe: Recipe, images: ImageList) -> Crops | FeatureCrops:
-    return center_crops(images, recipe.image_size, recipe.test_crop)
+    return center_crops(images, recipe.test_side, recipe.test_crop)
 
 
 def build_model(recipe: Recipe, network: nn.Module | None = None, config_folder: Path | None = None) -> Network:
@@ -138,6 +138,11 @@ def build_model(recipe: Recipe, network: nn.Module | None = None, config_folder:
     if recipe.feature_crops:
         trunk.requires_grad_(False)
     return model
+
+
+def without_head(model: nn.Module, recipe: Recipe, *, normalize: bool = False) -> backbones.Embedder:
+    """A network on the same trunk that returns its pooled features."""
+    return backbones.Embedder(cast(Trunk, model.trunk), None, pooling=recipe.pooling, normalize=normalize)
 
 
 def load_model(run: Run, network: nn.Module | None = None) -> Network:

@@ -7,8 +7,6 @@ import numpy as np
 from torch import nn
 
 from proxygml import evaluation
-from proxygml.backbones import Embedder
-from proxygml.backbones.trunk import Trunk
 from proxygml.data import ImageList
 from proxygml.data.images import Crops
 from proxygml.display import Progress
@@ -57,15 +55,15 @@ class Evaluator:
         )
         return self.fabric.broadcast(scores)
 
-    def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, dict]:
+    def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, evaluation.Scores]:
         """Scores of the baselines: the trunk before training, and raw pixels."""
-        bare = Embedder(cast(Trunk, model.trunk), None, pooling=self.recipe.pooling).to(self.fabric.device)
+        bare = build.without_head(model, self.recipe, normalize=True).to(self.fabric.device)
         untrained = self.score(bare, images, "scoring the network before training", cluster=True)
         self.progress("scoring raw pixels", 0, 1, "")
         pixels = raw_pixels(cast(Crops, build.test_crops(self.recipe, replace(images, features=None))))
         embeddings = Embeddings(pixels, images.labels, np.asarray(images.paths))
         of_pixels = self.evaluate(embeddings, images, cluster=True)
-        return {"untrained": untrained.to_json(), "pixels": of_pixels.to_json()}
+        return {"untrained": untrained, "pixels": of_pixels}
 
 
 def by_query(embeddings: Embeddings, queries: np.ndarray | None) -> dict[str, Any]:

@@ -121,8 +121,8 @@ def _features(model: build.Network, pixels: Tensor) -> Tensor:
 def _key(images: ImageList, recipe: Recipe, model: build.Network, crops: int) -> str:
     """A hash of images, crops and network, but not of the folder of the images."""
     digest = hashlib.sha256()
-    seen = (recipe.backbone, recipe.image_size, recipe.test_crop)
-    drawn = (crops, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()
+    seen = (recipe.backbone, recipe.test_side, recipe.test_crop)
+    drawn = (crops, recipe.image_size, recipe.crop_scale, recipe.crop_ratio, recipe.flip) if crops else ()
     digest.update(repr((seen, drawn)).encode())
     if is_class_name(recipe.backbone):  # its code may change while its name and weights stay
         noise = np.random.default_rng(0).integers(0, 256, (1, 3, recipe.image_size, recipe.image_size), np.uint8)

@@ -17,7 +17,8 @@ Setting = float | bool | str | tuple[float, ...]
 MINIMUM = {
     "image_size": 1,
     "embedding_dim": 1,
-    "epochs": 1,
+    "test_size": 1,
+    "epochs": 0,
     "batch_size": 2,
     "workers": 0,
     "feature_crops": 0,
@@ -54,7 +55,9 @@ class DataSettings:
     cache_gigabytes: float = 10.0
     """Maximum size of that folder."""
     image_size: int = 224
-    """Side of the network's input images, in pixels."""
+    """Side of the network's input images in training, in pixels."""
+    test_size: int | None = None
+    """Side of its input images otherwise; None: the same. Objects in random crops are enlarged: larger is better."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Minimum and maximum area of a random training crop, as a fraction of the image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -85,8 +88,9 @@ class NetworkSettings:
     """Last layer: linear to the embedding dimension, or none: the features are the embeddings."""
     unit_length: bool | None = None
     """Scale embeddings to length 1; None: as the loss needs."""
-    head_start: Literal["uniform", "kaiming"] = "uniform"
-    """Initialization of the last layer: torch's uniform default, or Kaiming normal with zero bias."""
+    head_start: Literal["uniform", "kaiming", "fitted"] = "uniform"
+    """Initialization of the last layer: torch's uniform default, Kaiming normal with zero bias, or fitted to the
+    features of the training images as `proxygml fit` does."""
     pooling: Literal["average", "max", "average+max"] = "average"
     """Global pooling of the feature maps."""
 
@@ -99,6 +103,8 @@ class LossSettings(ProxyGMLSettings):
     """Name of the loss: see `proxygml losses`; or MODULE:NAME of your own, see docs/extend.md."""
     loss_settings: tuple[str, ...] = ()
     """Settings of a loss other than proxygml, by its own names: alpha=2 beta=40."""
+    proxy_start: Literal["random", "samples"] = "random"
+    """Not in the paper: samples starts proxies at the embeddings of random training images of their class."""
     start_ratio: float | None = None
     """Not in the paper: r in the first epoch, decreasing geometrically to `ratio` in the last."""
     shard: bool = False
@@ -110,7 +116,7 @@ class OptimizationSettings:
     """How it is minimized."""
 
     epochs: int = 50
-    """Passes over the training images."""
+    """Passes over the training images; 0 with a fitted head: train nothing else."""
     batch_size: int = 32
     """Images per step, over all processes."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
@@ -190,9 +196,15 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
                 expected = str(annotation).replace("typing.", "") if get_args(annotation) else annotation.__name__
                 raise ValueError(f"expected {name} as {expected}, got {getattr(self, name)!r}")
         self._check_ranges()
-        pretrained = self.weights is not None or is_class_name(self.backbone)
+        pretrained = self.pretrained
         if self.feature_crops and (not pretrained or self.frozen or self.devices * self.nodes > 1):
             raise ValueError("feature_crops trains a head on a pretrained network, in one process, without frozen")
+        if not self.epochs and self.head_start != "fitted":
+            raise ValueError("epochs 0 trains nothing: expected epochs of at least 1, or head_start fitted")
+        if self.head_start == "fitted" and (self.head == "none" or not pretrained):
+            raise ValueError("head_start fitted needs a pretrained network with head linear: set weights")
+        if self.proxy_start == "samples" and (self.loss != "proxygml" or self.shard):
+            raise ValueError("proxy_start samples needs loss proxygml without shard")
         if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
             raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
@@ -226,6 +238,16 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
         for name in ("held_out", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1, got {getattr(self, name)}")
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the network starts from weights other than random ones."""
+        return self.weights is not None or self.backbone.startswith("hf:") or is_class_name(self.backbone)
+
+    @property
+    def test_side(self) -> int:
+        """Side of the network's input images outside of training, in pixels."""
+        return self.test_size or self.image_size
 
     @classmethod
     def preset(cls, name: str, **settings: Any) -> "Recipe":

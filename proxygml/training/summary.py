@@ -3,22 +3,24 @@
 from datetime import timedelta
 
 from proxygml.display import output, show_scores
-from proxygml.training.recipe import Recipe, is_class_name
+from proxygml.training.recipe import Recipe
 
 CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
 
 
 def score_rows(recipe: Recipe, scores: dict) -> tuple[dict[str, dict], str]:
     """The scores of a run by the names that people read, and the name of the network before training."""
-    pretrained = recipe.weights is not None or is_class_name(recipe.backbone)
-    baseline = "frozen backbone" if pretrained else "untrained network"
+    baseline = "frozen backbone" if recipe.pretrained else "untrained network"
+    trained = f"trained with {recipe.loss}" + (" *" if "remark" in scores else "")
     named = {
         "raw pixels": scores.get("pixels"),
         baseline: scores.get("untrained"),
-        f"trained with {recipe.loss}" + (" *" if "remark" in scores else ""): scores.get("trained"),
+        trained: scores.get("trained"),
         "the same, last epoch": scores.get("last_epoch"),
         "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }
+    if "gain" in scores:
+        named[trained] = scores["trained"] | {"gain": scores["gain"]}
     return {name: row for name, row in named.items() if row is not None}, baseline
 
 
@@ -27,9 +29,10 @@ def describe_scores(recipe: Recipe, scores: dict) -> str:
     scored = scores.get("trained") or scores["held_out"]
     shared = scores.get("shared_classes")
     seen = f", {shared} of them trained on" if shared else " never seen in training"
+    fitted = ", the fitted head on the frozen network" if not scores["best_epoch"] else ""
     return (
         f"{scored['images']} images of {scored['classes']} classes{seen}; epoch "
-        f"{scores['best_epoch']} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]}), "
+        f"{scores['best_epoch']} of {recipe.epochs}{fitted} ({CHOICES[scores['epoch_chosen_by']]}), "
         f"{scores['seconds']:.0f} s of training"
     )
 
@@ -43,25 +46,29 @@ def show_result(recipe: Recipe, scores: dict) -> None:
         output.print(describe_scores(recipe, scores))
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")
-    first = f"recall@{recipe.recall_at[0]}"
-    if {"trained", "untrained"} <= scores.keys() and scores["trained"][first] <= scores["untrained"][first]:
-        pretrained = baseline == "frozen backbone"
-        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs, --feature-crops 8 (only the head)"
+    if "gain" in scores and scores["gain"][1] <= 0:
+        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs (0: only the head)"
         longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
-        advice = slower if pretrained else longer
-        output.print(f"Training did not help: the {baseline} is no worse. Try {advice}, or more classes and images")
+        verdict = "is no worse" if scores["gain"][0] <= 0 else "may be as good: the interval includes 0"
+        advice = slower if recipe.pretrained else longer
+        output.print(f"Training did not help: the {baseline} {verdict}. Try {advice}, or more classes and images")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
 
 
 def describe_epoch(recipe: Recipe, entry: dict) -> str:
     """Loss, scores, speed and time left after an epoch, from its entry in the log."""
+    left = timedelta(seconds=round(entry["seconds"] * (recipe.epochs - entry["epoch"])))
+    speed = f"{entry['images_per_second']:.0f} images/s"
+    return ", ".join([f"loss {entry['loss']:.3f}", *describe_choice(recipe, entry), speed, f"{left} left"])
+
+
+def describe_choice(recipe: Recipe, entry: dict) -> list[str]:
+    """The scores in an entry that choose the best epoch."""
     n = recipe.recall_at[0]
-    shown = "".join(
-        f", {name.replace('_', '-')} R@{n} {100 * entry[name][f'recall@{n}']:.1f}, "
+    return [
+        f"{name.replace('_', '-')} R@{n} {100 * entry[name][f'recall@{n}']:.1f}, "
         f"MAP@R {100 * entry[name]['map_at_r']:.1f}"
         for name in ("held_out", "test")
         if name in entry
-    )
-    left = timedelta(seconds=round(entry["seconds"] * (recipe.epochs - entry["epoch"])))
-    return f"loss {entry['loss']:.3f}{shown}, {entry['images_per_second']:.0f} images/s, {left} left"
+    ]

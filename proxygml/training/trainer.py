@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -20,15 +20,17 @@ from proxygml.data import ImageList
 from proxygml.data.splits import MIN_HELD_OUT, hold_out
 from proxygml.display import Progress, no_progress
 from proxygml.distributed.checkpoints import checksums
+from proxygml.evaluation.intervals import difference_interval
 from proxygml.training import build
 from proxygml.training.evaluator import Evaluator
 from proxygml.training.features import prepare_images
+from proxygml.training.initialization import fit_head, start_at_samples
 from proxygml.training.loggers import Loggers
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.parts import Parts
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
-from proxygml.training.summary import describe_epoch
+from proxygml.training.summary import describe_choice, describe_epoch
 
 Callback = Callable[[dict, nn.Module], bool | None]  # log entry of an epoch, network -> whether to stop
 
@@ -54,8 +56,9 @@ class Trainer:
         self.progress = progress = progress if self.writes else no_progress
         self.evaluator = Evaluator(recipe, fabric, progress)
         self.log: list[dict] = []
-        self.best: dict[str, Any] = {}  # epoch and its map_at_r; empty before the first epoch
+        self.best: dict[str, Any] = {}  # epoch (0: before the first), its map_at_r; empty before training
         self.scores: dict = {}
+        self.baseline_hits: Tensor | None = None  # (M,): whether the network before training finds each test image
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = build.load_images(recipe, parts.data, progress)
@@ -81,10 +84,10 @@ class Trainer:
 
     def finish(self, run: Run) -> Run:
         """Train the remaining epochs, score the best network on the test classes, draw the plots."""
-        if not self.log and self.recipe.baselines and self.tests:
-            self.scores |= self.evaluator.compare_with(self.loop.model, self.test_images)
         if self.best:
             self._repair_best(run)
+        else:
+            self._begin(run)
         if self.writes:
             run.write_log(self.log)
             if len(self.log) < self.recipe.epochs:  # of fewer epochs, if the run was finished
@@ -102,15 +105,19 @@ class Trainer:
         self._load_best(run)
         if self.tests:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
-            trained["trained"] = self.evaluator.evaluate(embeddings, self.test_images, cluster=True).to_json()
+            scored = self.evaluator.evaluate(embeddings, self.test_images, cluster=True)
+            trained["trained"] = scored.to_json()
+            if self.baseline_hits is not None and scored.hits is not None:
+                trained["gain"] = difference_interval(scored.hits, self.baseline_hits.numpy())
             if self.shared_classes:
                 trained["shared_classes"] = self.shared_classes
         if self.held_out_images is not None:
-            trained["held_out"] = self.log[self.best["epoch"] - 1]["held_out"]
+            best = self.best["epoch"]
+            trained["held_out"] = self.log[best - 1]["held_out"] if best else self.scores["start"]["held_out"]
         if not self.writes:
             return run
         trained |= build.remarks(self.recipe)
-        seconds = sum(entry["seconds"] for entry in self.log)
+        seconds = self.scores["start"]["seconds"] + sum(entry["seconds"] for entry in self.log)
         skipped = sum(entry.get("skipped_steps", 0) for entry in self.log)
         if skipped:
             trained["skipped_steps"] = skipped
@@ -118,7 +125,7 @@ class Trainer:
         scores = trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds}
         run.write_scores(scores)
         self.progress("drawing pictures", 0, 1, "")
-        plots.draw_curves(self.log, run.folder / "curves.png")
+        plots.draw_curves([{"epoch": 0} | self.scores["start"], *self.log], run.folder / "curves.png")
         if self.tests:
             vectors, labels = embeddings.vectors, embeddings.labels
             images, queries = self.test_images, self.test_images.queries
@@ -127,6 +134,38 @@ class Trainer:
         self.loggers.log({name: value for name, value in scores.items() if name != "held_out"}, len(self.log))
         self.loggers.finish(run.folder, len(self.log))
         return run
+
+    def _begin(self, run: Run) -> None:
+        """Before the first epoch: score the baselines, initialize head and proxies, score a pretrained network."""
+        recipe, model, loss = self.recipe, self.loop.model, self.loop.loss
+        if recipe.baselines and self.tests:
+            baselines = self.evaluator.compare_with(model, self.test_images)
+            self.scores |= {name: scores.to_json() for name, scores in baselines.items()}
+            self.baseline_hits = torch.from_numpy(baselines["untrained"].hits)
+        started = time.perf_counter()
+        if recipe.head_start == "fitted":
+            bare = build.without_head(model, recipe).to(self.fabric.device)
+            features = self.evaluator.embed(bare, self.loop.images, "features of training images")
+            if self.writes:
+                fit_head(model.head, features.vectors, features.labels, seed=recipe.seed, progress=self.progress)
+            model.head.load_state_dict(self.fabric.broadcast(model.head.state_dict()))
+        if recipe.proxy_start == "samples":
+            vectors, labels = (part.cpu().numpy() for part in self._embed_training_images())
+            start_at_samples(cast(Tensor, loss.proxies), vectors, labels, seed=recipe.seed)
+        start: dict[str, Any] = {}
+        if recipe.pretrained and self.held_out_images is not None:
+            start["held_out"] = self._score_held_out()
+            self.progress("before training", 0, 0, ", ".join(describe_choice(recipe, start)))
+        self.scores["start"] = start | {"seconds": time.perf_counter() - started}
+        if start or not recipe.epochs:
+            self.best = {"epoch": 0, "map_at_r": start.get("held_out", {}).get("map_at_r")}
+            self._save_last(run)
+            self._save_best(run)
+
+    def _score_held_out(self) -> dict:
+        assert self.held_out_images is not None
+        what = "scoring held-out classes"
+        return self.evaluator.score(self.loop.model, self.held_out_images, what, cluster=False).to_json()
 
     def _repair_best(self, run: Run) -> None:
         """Before resuming: write the best weights again if they are damaged or outdated and those of the last epoch."""
@@ -161,8 +200,7 @@ class Trainer:
         entry["images_per_second"] = len(self.loop.images) / entry["training_seconds"]
         entry["peak_memory_mb"] = _peak_memory_mb(self.fabric.device)
         if self.held_out_images is not None:
-            model, what = self.loop.model, "scoring held-out classes"
-            entry["held_out"] = self.evaluator.score(model, self.held_out_images, what, cluster=False).to_json()
+            entry["held_out"] = self._score_held_out()
         tested = self.recipe.tested_epochs
         if epoch + 1 in tested or (tested and epoch + 1 == self.recipe.epochs):
             entry["test"] = self._test().to_json()
@@ -223,7 +261,13 @@ class Trainer:
 
     def _save_last(self, run: Run) -> None:
         """Write last.pt, after each process has written its shard of the proxies."""
-        results = {"log": self.log, "best": self.best, "scores": self.scores, "recipe": asdict(self.recipe)}
+        results: dict[str, Any] = {
+            "log": self.log,
+            "best": self.best,
+            "scores": self.scores,
+            "recipe": asdict(self.recipe),
+            "baseline_hits": self.baseline_hits,
+        }
         if self.recipe.shard:
             if self.writes:
                 run.clear_shards(len(self.log))
@@ -240,6 +284,7 @@ class Trainer:
         if before != self.fabric.world_size:
             self.progress("processes", 0, 0, f"{self.fabric.world_size} now, {before} before")
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
+        self.baseline_hits = checkpoint.get("baseline_hits")
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -33,7 +33,7 @@ def test_unknown_setting_suggests_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 0}, "epochs of at least 1, got 0"),
+        ({"epochs": 0}, "epochs 0 trains nothing: expected epochs of at least 1"),
         ({"batch_size": 1}, "batch_size of at least 2"),
         ({"seed": 2**31}, "expected seed from 0 to 2\\*\\*31 - 1, got 2147483648"),  # faiss takes an int
         ({"held_out": 1.0}, "held_out from 0 to below 1"),

@@ -1,0 +1,132 @@
+"""Head and proxies that start from the training images, and the network before training as epoch 0."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from proxygml import ProxyGMLEmbedding, backbones
+from proxygml.display import no_progress
+from proxygml.model import load
+from proxygml.training import build
+from proxygml.training.initialization import fit_head, start_at_samples
+from proxygml.training.recipe import Recipe
+from proxygml.training.start import resume, train
+
+
+def test_the_fitted_head_is_that_of_proxygml_embedding() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(6), 8))
+    features = (rng.normal(size=(6, 12))[labels] + rng.normal(size=(48, 12))).astype(np.float32)
+    head = nn.Linear(12, 5)
+    before = head.weight.square().mean().sqrt().item()
+    fit_head(head, features, labels, seed=3, progress=no_progress)
+    expected = ProxyGMLEmbedding(5, power=1.0, random_state=3).fit(features, labels).transform(features)
+    found = F.normalize(head(torch.from_numpy(features)), dim=1).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert head.weight.square().mean().sqrt().item() == pytest.approx(before, rel=1e-5)
+
+
+def test_proxies_start_at_samples_of_their_class() -> None:
+    labels = np.array([1, 0, 1, 0, 1, 2])
+    vectors = np.array([[0.0, 1], [3, 0], [1, 0], [0, -3], [0, -1], [0, 5]], np.float32)
+    proxies = torch.full((3, 3, 2), 2.0)
+    start_at_samples(proxies, vectors, labels, seed=0)
+    assert proxies.norm(dim=2).numpy() == pytest.approx(8**0.5, rel=1e-5)
+    expected = {0: {(1, 0), (0, -1)}, 1: {(0, 1), (1, 0), (0, -1)}, 2: {(0, 1)}}
+    for label, directions in expected.items():
+        assert {tuple(row) for row in F.normalize(proxies[label], dim=1).round().tolist()} == directions
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """A small pretrained network for 24 classes of 4 photos, 10 of them held out."""
+    for number in range(24):
+        for copy in range(4):
+            random = np.random.default_rng((number, copy))
+            pixels = np.clip(10 * number + random.normal(0, 20, (40, 48, 3)), 0, 255).astype(np.uint8)
+            path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    torch.manual_seed(1)
+    torch.save(backbones.build_trunk("convnet").state_dict(), tmp_path / "weights.pth")
+    return Recipe(
+        dataset="folder",
+        data=str(tmp_path / "photos"),
+        test_fraction=0.2,
+        image_size=32,
+        test_size=40,
+        weights=str(tmp_path / "weights.pth"),
+        head_start="fitted",
+        proxy_start="samples",
+        embedding_dim=8,
+        proxies_per_class=2,
+        ratio=1.0,
+        epochs=2,
+        batch_size=8,
+        held_out=0.53,
+        baselines=False,
+        freeze_batch_norm=True,
+    )
+
+
+def test_without_epochs_only_the_head_is_fitted(recipe: Recipe, tmp_path: Path) -> None:
+    run = train(recipe.changed({"epochs": 0, "baselines": True}), tmp_path / "run")
+    weights = torch.load(recipe.weights, weights_only=True)
+    best = run.load_best()["model"]
+    assert all(torch.equal(best[f"trunk.{name}"], weight) for name, weight in weights.items())
+    assert (run.scores["best_epoch"], run.log) == (0, [])
+    assert run.scores["held_out"] == run.scores["start"]["held_out"]
+    difference, low, high = run.scores["gain"]
+    assert low <= difference <= high
+    expected = run.scores["trained"]["recall@1"] - run.scores["untrained"]["recall@1"]
+    assert difference == pytest.approx(expected)
+    assert load(run.folder).encode([Image.new("RGB", (50, 60), "red")]).shape == (1, 8)
+
+
+def test_epochs_that_make_the_held_out_classes_worse_are_not_kept(recipe: Recipe, tmp_path: Path) -> None:
+    ruinous = {"learning_rate": 1.0, "head_learning_rate": 1.0, "schedule": "steps", "decay": ()}
+    run = train(recipe.changed(ruinous), tmp_path / "run")
+    assert run.scores["best_epoch"] == 0
+    assert run.scores["held_out"] == run.scores["start"]["held_out"]
+    assert {"trained", "last_epoch"} <= run.scores.keys()
+
+
+def test_a_run_killed_in_its_first_epoch_keeps_its_start(recipe: Recipe, tmp_path: Path) -> None:
+    whole = train(recipe, tmp_path / "whole")
+
+    def kill(what: str, done: int, total: int, note: str) -> None:
+        if what == "training":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "killed", progress=kill)
+    seen: list[str] = []
+    resumed = resume(tmp_path / "killed", progress=lambda what, *_: seen.append(what))
+    assert "training" in seen
+    assert "fitting the head" not in seen
+    left, right = (run.load_best()["model"] for run in (whole, resumed))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_test_images_have_the_test_size(recipe: Recipe) -> None:
+    train_images, test_images = build.load_images(recipe)
+    assert build.test_crops(recipe, test_images)[0][0].shape == (3, 40, 40)
+    assert build.training_crops(recipe, train_images, 0)[0][0].shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head_start": "fitted"}, "head_start fitted needs a pretrained network with head linear"),
+        ({"epochs": 0}, "epochs 0 trains nothing"),
+        ({"proxy_start": "samples", "loss": "triplet"}, "proxy_start samples needs loss proxygml"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(**settings)
