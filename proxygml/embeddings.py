@@ -12,6 +12,7 @@ import numpy as np
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.loading import load_batches
 from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb, remove_temporaries, require_file
+from proxygml.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +147,7 @@ def embed(
     images: Crops | FeatureCrops,
     paths: np.ndarray,
     *,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     workers: int = 0,
     device: "torch.device | str" = "cpu",
     process: tuple[int, int] = (0, 1),
@@ -154,13 +155,18 @@ def embed(
 ) -> Embeddings:
     """Embeddings (M, D) of all images, in order, by the model in evaluation mode.
 
-    With several processes, all call this; `process` = (rank, world size) embeds its part, and all return the whole.
+    Without a batch size, it is 32 on a CPU, where feature maps then stay in the processor's cache, or else 128. With
+    several processes, all call this; `process` = (rank, world size) embeds its part, and all return the whole.
     """
     import torch  # slow to import, and only needed here
     from torch.utils.data import DataLoader, Subset
 
     from proxygml.distributed.collectives import gather_rows
 
+    on_cpu = torch.device(device).type == "cpu"
+    if on_cpu:
+        keep_freed_memory()
+    batch_size = batch_size or (32 if on_cpu else 128)
     rank, world_size = process
     if len(images) < world_size:
         raise ValueError(f"expected an image for each of {world_size} processes, got {len(images)}")

@@ -104,7 +104,7 @@ class Model:
     `run` is a run, a folder that `export` wrote, or the name of a pretrained backbone; `network` is the instance that a
     network of your own needs. `device` is by default the recipe's if this machine has it, or else the CPU. `data` is
     the folder of the run's images if they have moved. `workers` processes decode images, `batch_size` are embedded at a
-    time (default: as in training, at least 128). Embedding leaves torch's random state unchanged.
+    time (default: 32 on a CPU, else 128). Embedding leaves torch's random state unchanged.
     """
 
     def __init__(
@@ -126,10 +126,11 @@ class Model:
         if data is not None:
             self.recipe = self.recipe.changed({"data": os.path.abspath(data)})
         self.workers = self.recipe.workers if workers is None else workers
-        self.batch_size = max(128, self.recipe.batch_size) if batch_size is None else batch_size
-        for name, minimum in (("workers", 0), ("batch_size", 1)):
-            if getattr(self, name) < minimum:
-                raise ValueError(f"expected {name} of at least {minimum}, got {getattr(self, name)}")
+        self.batch_size = batch_size
+        if self.workers < 0:
+            raise ValueError(f"expected workers of at least 0, got {self.workers}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"expected batch_size of at least 1, got {batch_size}")
         found = build.find_device(device or self.recipe.device)
         if found is None and device is not None:
             raise ValueError(f"device {device} is not available: use --device cpu or auto")

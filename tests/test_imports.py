@@ -19,6 +19,7 @@ ORDER = [
         "version",
         "files",
         "optional",
+        "memory",
         "display",
         "precision",
         "distributed",

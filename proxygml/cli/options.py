@@ -21,7 +21,7 @@ class Hardware:
     Args:
         device: Accelerator that embeds images (default: the run's, if this machine has it).
         workers: Processes that decode images (default: the run's).
-        batch_size: Images that the network embeds at a time (default: the run's, at least 128).
+        batch_size: Images that the network embeds at a time (default: 32 on a CPU, else 128).
     """
 
     device: Annotated[Device | None, SILENT] = None

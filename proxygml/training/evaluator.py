@@ -30,7 +30,6 @@ class Evaluator:
             model,
             build.test_crops(self.recipe, images),
             np.asarray(images.paths),
-            batch_size=max(128, self.recipe.batch_size),
             workers=self.recipe.workers,
             device=self.fabric.device,
             process=(self.fabric.global_rank, self.fabric.world_size),

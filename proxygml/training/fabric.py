@@ -1,6 +1,5 @@
 """Lightning Fabric as a recipe asks for it: only training needs it, and importing it takes longer than torch."""
 
-import ctypes
 import logging
 import os
 import warnings
@@ -15,20 +14,8 @@ from lightning_fabric.strategies import DDPStrategy
 from proxygml.distributed.collectives import require_equal_settings
 from proxygml.distributed.launch import ERROR_TOKEN, LostProcessError, start_copies, watch_first_process
 from proxygml.files import one_line
+from proxygml.memory import keep_freed_memory
 from proxygml.training.recipe import Recipe
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-
-
-def keep_freed_memory() -> None:
-    """Keep memory that a step frees for the next one, instead of returning it to the system (glibc only).
-
-    Otherwise every step faults in its feature maps page by page, a third of the time at 224 pixels.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 2**30)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def start_fabric(recipe: Recipe) -> Fabric:
