@@ -43,7 +43,7 @@ def make_photos(folder: Path, count: int, size: tuple[int, int], classes: int = 
 
 
 def network(name: str, frozen: tuple[str, ...]) -> nn.Module:
-    """The network as cub-small trains it: with frozen batch normalization and some frozen stages."""
+    """The network as the preset photos trains it: with frozen batch normalization and some frozen stages."""
     model = backbones.Embedder(backbones.build_trunk(name), 512).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    preset = PRESETS["cub-small"][1]
+    preset = PRESETS["photos"][1]
     frozen = preset.frozen if options.backbone == preset.backbone else ()
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.training [--quick] [--data CUB_200_2011]
 
-Measures the preset glyphs, and cub-small at 128 pixels on CUB-200-2011 or, without --data, on synthetic photos of the
+Measures the preset glyphs, and photos at 160 pixels on CUB-200-2011 or, without --data, on synthetic photos of the
 same size. Writes results/bench/training.json; `python -m benchmarks.report` renders it in docs/performance.md.
 """
 
@@ -72,17 +72,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps, about a minute")
     parser.add_argument("--data", type=Path, help="folder of CUB-200-2011")
     options = parser.parse_args()
-    photos = PRESETS["cub-small"][1]
+    photos = PRESETS["photos"][1].changed({"dataset": "cub", "cache": None})
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
             make_photos(Path(folder), 400, (500, 375), classes=40)
-            photos = photos.changed({"dataset": "folder", "data": folder, "weights": None})
+            photos = photos.changed({"dataset": "folder", "data": folder})
         else:
             photos = photos.changed({"data": str(options.data)})
         cases = {
             "glyphs": (GLYPHS, 40),
-            "128 pixels, CUB" if options.data else "128 pixels, synthetic photos": (photos, 8),
+            "160 pixels, CUB" if options.data else "160 pixels, synthetic photos": (photos, 8),
         }
         for name, (recipe, steps) in cases.items():
             times = list(step_times(recipe, steps if options.quick else 4 * steps))

@@ -56,6 +56,7 @@ def train(
     out: Path | None = None,
     resume: Path | None = None,
     like: Literal["fair", "native"] | None = None,
+    minutes: float | None = None,
     log: tuple[Literal["tensorboard", "csv"], ...] = (),
     json: bool = False,
 ) -> None:
@@ -72,12 +73,14 @@ def train(
             `--data` if its images have moved. Settings that would make it another run are refused.
         like: Run the --loss with ProxyGML's settings (fair) or with those of its own paper or code (native); other
             options override them.
+        minutes: Choose the size of training images and the number of epochs so that a run of a preset for photos takes
+            at most this long on this machine.
         log: Also write scores and pictures for TensorBoard, or the scores of every epoch to metrics.csv.
         json: Print the scores as JSON.
     """
     recipe = settings.recipe
-    if resume is not None and (out is not None or like is not None):
-        raise ValueError("--resume continues a run in its own folder: leave out --out and --like")
+    if resume is not None and (out is not None or like is not None or minutes is not None):
+        raise ValueError("--resume continues a run in its own folder: leave out --out, --like and --minutes")
 
     from proxygml.training import start
     from proxygml.training.loggers import make_logger
@@ -98,7 +101,7 @@ def train(
         else:
             if like == "native" and recipe.loss in methods.UNKNOWN:
                 messages.print(f"native {recipe.loss}: {methods.UNKNOWN[recipe.loss]}")
-            run = start.train(recipe, folder, data=data, loss=loss, loggers=loggers, progress=progress)
+            run = start.train(recipe, folder, data=data, loss=loss, loggers=loggers, minutes=minutes, progress=progress)
     if not is_first_process():
         return
     if json:

@@ -96,7 +96,7 @@ class TrainingLoop:
         self.model.train()
         frozen = [module for name in recipe.frozen for module in self.model.trunk.stage_modules(name)]
         for module in [self.model] if recipe.freeze_batch_norm else frozen:
-            _freeze_statistics(module)
+            freeze_statistics(module)
         self.warming_up = epoch in recipe.warmup
         for parameter in self.trunk:
             parameter.requires_grad_(not self.warming_up)
@@ -255,7 +255,7 @@ def own_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, name: str) -> 
     return value.reshape(())
 
 
-def _freeze_statistics(network: nn.Module) -> None:
+def freeze_statistics(network: nn.Module) -> None:
     """Keep the running statistics of batch normalization; its weight and bias are still trained."""
     for module in network.modules():
         if isinstance(module, _BatchNorm):

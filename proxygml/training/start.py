@@ -11,6 +11,7 @@ from proxygml.display import Progress, no_progress, shown
 from proxygml.distributed.lost import explain_lost_process
 from proxygml.files import locked, require_unlocked, warn
 from proxygml.training import build
+from proxygml.training.budget import fit_to_minutes
 from proxygml.training.fabric import start_fabric
 from proxygml.training.loggers import Logger, Loggers
 from proxygml.training.parts import Parts
@@ -30,6 +31,7 @@ def train(
     loss: nn.Module | Callable[..., nn.Module] | None = None,
     loggers: Sequence[Logger] = (),
     callbacks: Sequence[Callback] = (),
+    minutes: float | None = None,
     progress: bool | Progress = True,
 ) -> Run:
     """Train by a recipe, or the preset of this name, in a new folder; returns the finished run.
@@ -38,7 +40,8 @@ def train(
     ImageList, a Dataset of (image, label), arrays or a frame, or these by split; `loss` is a module
     `loss(embeddings, labels)`, or a class that makes one from num_classes and embedding_dim. `loggers` receive the
     scores of every epoch and the pictures. Each callback is called with the log entry of an epoch and the network;
-    training ends early when one returns True. `progress` shows bars and the scores, or receives
+    training ends early when one returns True. `minutes` chooses the size of training images and the number of epochs
+    by the speed of this machine. `progress` shows bars and the scores, or receives
     (activity, done, total, note). The folder is created after images, network and loss have been checked.
     """
     parts = Parts(network, data, loss)
@@ -50,6 +53,8 @@ def train(
     parts.require(recipe)
     hooks = Loggers(loggers), tuple(callbacks)
     with shown(progress) as report:
+        if minutes is not None:
+            recipe = fit_to_minutes(recipe, minutes, parts, report)
         fabric = start_fabric(recipe)
         folder = Path(fabric.broadcast(str(out)))
         require_unlocked(folder)

@@ -109,6 +109,7 @@ def scores(recall: float, *, images: int = 300, classes: int = 15) -> dict:
 
 def shown_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, **changes: object) -> str:
     run = {"untrained": scores(0.851), "trained": scores(0.824), "best_epoch": 6, "epoch_chosen_by": None}
+    run["gain"] = [-0.027, -0.05, -0.004]
     show_run(tmp_path, PHOTOS, run | {"seconds": 9.0} | changes)
     return capsys.readouterr().out
 
@@ -116,12 +117,14 @@ def shown_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, **changes: obj
 def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = shown_run(capsys, tmp_path)
     header, frozen, trained, said, advice = (line.split() for line in shown.splitlines()[:5])
-    assert header[-3:] == ["R@1", "vs.", "frozen"]
+    assert header[-5:] == ["R@1", "vs.", "frozen", "(95", "%)"]
     assert frozen[-1] == "-"  # of NMI
-    assert trained[-1] == "-2.7"
+    assert trained[-4:] == ["-2.7", "(-5.0", "to", "-0.4)"]
     assert " ".join(said).endswith("epoch 6 of 6 (the last), 9 s of training")
     assert " ".join(advice).startswith("Training did not help: the frozen backbone is no worse. Try --learning-rate")
-    assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.852))
+    uncertain = shown_run(capsys, tmp_path, trained=scores(0.855), gain=[0.004, -0.002, 0.009])
+    assert "the frozen backbone may be as good: the interval includes 0" in uncertain
+    assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.9), gain=[0.049, 0.03, 0.07])
 
 
 def test_next_steps_without_test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

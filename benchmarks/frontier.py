@@ -1,0 +1,213 @@
+"""What minutes of a CPU buy on photos: frozen networks, fitted heads and fine-tuned networks.
+
+    python -m benchmarks.frontier --data ROOT --work FOLDER [--only cub-photos ...]    run what is missing
+    python -m benchmarks.frontier --report       the plot and the tables of docs/photos.md, from results/frontier
+
+ROOT has CUB_200_2011 and Cars196. Rows called "search" are scored on 20 % of the training classes, which chose the
+settings of the presets; all others are scored once, on the test classes. The time of a row is that of one thread (CPU
+time: set OMP_NUM_THREADS=1), from the start of the command to its pictures. A finished row is a file in
+results/frontier; an interrupted one starts again.
+"""
+
+import argparse
+import json
+import re
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from proxygml.files import atomic_write
+from proxygml.paper.tables import Table
+from proxygml.training.recipe import Recipe
+from proxygml.training.run import provenance
+from proxygml.training.start import train
+
+RESULTS, PAGE, PLOT = Path("results/frontier"), Path("docs/photos.md"), Path("docs/frontier.png")
+FOLDERS = {"cub": "CUB_200_2011", "cars": "Cars196"}
+NAMES = {"cub": "CUB-200-2011", "cars": "Cars196"}
+TITLES = {"photos-fast": "head on frozen features", "photos": "photos", "photos-best": "photos-best"}
+SEEDS = 3
+HEAD_SIZES = {"cub": (128, 160, 288), "cars": (128, 160, 192)}
+SEARCH = {
+    "as the preset": {},
+    "random head": {"head_start": "uniform"},
+    "random proxies": {"proxy_start": "random"},
+    "random head and proxies": {"head_start": "uniform", "proxy_start": "random"},
+    "test images of 160 pixels": {"test_size": 160},
+    "training images of 128 pixels": {"image_size": 128},
+    "training images of 224 pixels": {"image_size": 224},
+    "network rate 2e-4": {"learning_rate": 2e-4},
+    "EfficientNet-Lite1": {"backbone": "efficientnet-lite1"},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run: a preset, and what differs from it."""
+
+    name: str
+    preset: str
+    dataset: str
+    settings: dict = field(default_factory=dict)
+    seed: int = 0
+    search: bool = False
+
+    @property
+    def key(self) -> str:
+        return re.sub(r"\W+", "-", f"{self.dataset} {self.name} {f'seed {self.seed}' if self.seed else ''}").strip("-")
+
+    def recipe(self, root: Path) -> Recipe:
+        settings = {"dataset": self.dataset, "data": str(root / FOLDERS[self.dataset]), "seed": self.seed}
+        held_out = {"held_out": 0.2, "test": False, "keep_epoch": "last"} if self.search else {}
+        return Recipe.preset(self.preset, **(settings | held_out | self.settings))
+
+    @property
+    def result(self) -> dict | None:
+        """What `run` wrote, if it did."""
+        path = RESULTS / f"{self.key}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def run(self, root: Path, work: Path) -> None:
+        """Train and write the scores and the time."""
+        shutil.rmtree(work / self.key, ignore_errors=True)
+        started, before = time.perf_counter(), time.process_time()
+        trained = train(self.recipe(root), work / self.key)
+        result = {
+            "preset": self.preset,
+            "settings": self.settings,
+            "seed": self.seed,
+            "cpu_minutes": (time.process_time() - before) / 60,
+            "minutes": (time.perf_counter() - started) / 60,
+            "threads": torch.get_num_threads(),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+            "scores": {name: value for name, value in trained.scores.items() if name not in ("made_by", "checksum")},
+            "made_by": provenance() | {"command": f"python -m benchmarks.frontier --only {self.key}"},
+        }
+        with atomic_write(RESULTS / f"{self.key}.json") as path:
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def rows() -> Iterator[Row]:
+    """All rows, the most important ones first."""
+    for seed in range(SEEDS):
+        for dataset in FOLDERS:
+            yield Row("photos-fast", "photos-fast", dataset, seed=seed)
+            yield Row("photos", "photos", dataset, seed=seed)
+    for dataset in FOLDERS:
+        yield Row("photos-best", "photos-best", dataset)
+    for dataset, sizes in HEAD_SIZES.items():
+        for size in sizes:
+            yield Row(f"head at {size}", "photos-fast", dataset, {"test_size": size})
+    for dataset in FOLDERS:
+        for name, settings in SEARCH.items():
+            yield Row(f"search {name}", "photos", dataset, {"epochs": 2} | settings, search=True)
+
+
+def score_cells(scores: dict) -> list[str]:
+    return ["-" if scores[name] is None else f"{100 * scores[name]:.1f}" for name in ("recall@1", "map_at_r", "nmi")]
+
+
+def frontier_table(dataset: str) -> Table:
+    """Scores on test classes by row; those of several seeds as mean and range."""
+    lines = []
+    groups: dict[str, list[dict]] = {}
+    for row in rows():
+        if row.dataset == dataset and not row.search and row.result is not None:
+            groups.setdefault(row.name, []).append(row.result)
+    for name, results in groups.items():
+        size = Recipe.preset(results[0]["preset"], **results[0]["settings"]).test_side
+        frozen = results[0]["scores"]["untrained"]
+        lines.append((f"frozen at {size}", "", *score_cells(frozen), ""))
+        trained = [result["scores"]["trained"] for result in results]
+        mean = {
+            metric: sum(each[metric] for each in trained) / len(trained) for metric in ("recall@1", "map_at_r", "nmi")
+        }
+        recalls = [100 * each["recall@1"] for each in trained]
+        spread = f"{min(recalls):.1f} to {max(recalls):.1f}, {len(recalls)} seeds" if len(recalls) > 1 else "1 seed"
+        minutes = sum(result["cpu_minutes"] for result in results) / len(results)
+        lines.append((name, f"{minutes:.0f}", *score_cells(mean), spread))
+    unique = tuple(dict.fromkeys(lines))
+    return Table((NAMES[dataset], "minutes", "R@1", "MAP@R", "NMI", "R@1 by seed"), unique)
+
+
+def search_table() -> Table:
+    """Scores on held-out training classes by what differs from the preset."""
+    found = {(row.dataset, row.name): row.result for row in rows() if row.search and row.result is not None}
+    lines = []
+    for name in SEARCH:
+        results = [found.get((dataset, f"search {name}")) for dataset in FOLDERS]
+        cells = [
+            cell
+            for result in results
+            for cell in (
+                ("-", "-", "-")
+                if result is None
+                else (f"{result['cpu_minutes']:.1f}", *score_cells(result["scores"]["held_out"])[:2])
+            )
+        ]
+        if any(results):
+            lines.append((name, *cells))
+    columns = [f"{label}, {NAMES[dataset]}" for dataset in FOLDERS for label in ("minutes", "R@1", "MAP@R")]
+    return Table(("2 epochs of photos", *columns), tuple(lines))
+
+
+def plot() -> None:
+    """Recall@1 on unseen classes against minutes, by dataset."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axis, dataset in zip(figure.subplots(1, 2), FOLDERS, strict=True):
+        for row in rows():
+            if row.dataset != dataset or row.search or row.result is None or row.seed:
+                continue
+            minutes, recall = row.result["cpu_minutes"], 100 * row.result["scores"]["trained"]["recall@1"]
+            axis.scatter(minutes, recall, s=60 if row.name == row.preset else 20, color="#1a6fb0")
+            axis.annotate(row.name, (minutes, recall), (5, -10), textcoords="offset points", fontsize="small")
+            if row.name == row.preset:
+                frozen = 100 * row.result["scores"]["untrained"]["recall@1"]
+                axis.axhline(frozen, color="#999999", linewidth=0.8, linestyle=":")
+        axis.set(title=NAMES[dataset], xlabel="minutes on one core", ylabel="Recall@1 on unseen classes, %")
+        axis.margins(0.25, 0.15)
+    with atomic_write(PLOT) as path:
+        figure.savefig(path, dpi=110)
+
+
+def tables() -> str:
+    """The tables as they stand in the document."""
+    return "\n".join(table.to_markdown() for table in (*map(frontier_table, FOLDERS), search_table()) if table.rows)
+
+
+def write_page() -> None:
+    """Replace the tables between the two marks in the document, and the plot."""
+    text = PAGE.read_text()
+    begin, end = "<!-- results -->\n", "<!-- end of results -->"
+    before, after = text.split(begin)[0], text.split(end)[1]
+    with atomic_write(PAGE) as path:
+        path.write_text(f"{before}{begin}{tables()}\n{end}{after}")
+    plot()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with CUB_200_2011 and Cars196")
+    parser.add_argument("--work", type=Path, help="folder for the runs")
+    parser.add_argument("--only", nargs="+", help="rows to run, by the names of their result files")
+    parser.add_argument("--plan", action="store_true", help="list the rows that are missing")
+    parser.add_argument("--report", action="store_true", help="write the document instead")
+    options = parser.parse_args()
+    if options.report:
+        write_page()
+        return
+    for row in rows():
+        if (options.only is None or row.key in options.only) and row.result is None:
+            print(row.key)
+            if not options.plan:
+                row.run(options.data, options.work)
+
+
+if __name__ == "__main__":
+    main()
