@@ -47,10 +47,11 @@ def show_result(recipe: Recipe, scores: dict) -> None:
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")
     if "gain" in scores and scores["gain"][1] <= 0:
-        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs (0: only the head)"
+        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
         longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
+        whole = "to train the whole network (proxygml train photos)"
         verdict = "is no worse" if scores["gain"][0] <= 0 else "may be as good: the interval includes 0"
-        advice = slower if recipe.pretrained else longer
+        advice = whole if not recipe.epochs else slower if recipe.pretrained else longer
         output.print(f"Training did not help: the {baseline} {verdict}. Try {advice}, or more classes and images")
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
