@@ -33,7 +33,7 @@ PHOTOS = PHOTOS_FAST.changed(
         "image_size": 160,
         "test_size": 224,
         "proxy_start": "samples",
-        "epochs": 6,
+        "epochs": 5,
         "learning_rate": 5e-4,
         "head_learning_rate": 1e-3,
         "schedule": "cosine",
