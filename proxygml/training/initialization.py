@@ -11,18 +11,20 @@ from proxygml.display import Progress
 def fit_head(head: nn.Linear, features: np.ndarray, labels: np.ndarray, *, seed: int, progress: Progress) -> None:
     """Set a linear layer to what `ProxyGMLEmbedding` fits on features (M, F) with labels (M,).
 
-    Its weights keep their root mean square, which the learning rate is chosen for.
+    Its weights keep their root mean square, which the learning rate is chosen for. With more dimensions than features,
+    the last embeddings are 0.
     """
     from proxygml.features.estimator import ProxyGMLEmbedding  # slow to import
 
     progress("fitting the head", 0, 1, "")
-    fitted = ProxyGMLEmbedding(head.out_features, power=1.0, random_state=seed).fit(features, labels)
+    dim = min(head.weight.shape)
+    fitted = ProxyGMLEmbedding(dim, power=1.0, random_state=seed).fit(features, labels)
     progress("fitting the head", 1, 1, "")
     weight, mean = torch.from_numpy(fitted.components_).to(head.weight), torch.from_numpy(fitted.mean_).to(head.weight)
     with torch.no_grad():
         weight *= head.weight.square().mean().sqrt() / weight.square().mean().sqrt()  # (D, F)
-        head.weight.copy_(weight)
-        head.bias.copy_(-weight @ mean)
+        head.weight.zero_()[:dim] = weight
+        head.bias.zero_()[:dim] = -weight @ mean
 
 
 def start_at_samples(proxies: Tensor, vectors: np.ndarray, labels: np.ndarray, *, seed: int) -> None:

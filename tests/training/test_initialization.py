@@ -31,6 +31,15 @@ def test_the_fitted_head_is_that_of_proxygml_embedding() -> None:
     assert head.weight.square().mean().sqrt().item() == pytest.approx(before, rel=1e-5)
 
 
+def test_a_head_with_more_dimensions_than_features_has_zeros() -> None:
+    features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    head = nn.Linear(6, 8)
+    fit_head(head, features, np.arange(20) % 5, seed=0, progress=no_progress)
+    vectors = head(torch.from_numpy(features))
+    assert vectors[:, :6].abs().min() > 0
+    assert not vectors[:, 6:].any()
+
+
 def test_proxies_start_at_samples_of_their_class() -> None:
     labels = np.array([1, 0, 1, 0, 1, 2])
     vectors = np.array([[0.0, 1], [3, 0], [1, 0], [0, -3], [0, -1], [0, 5]], np.float32)
