@@ -162,9 +162,10 @@ class Run:
 
     @property
     def model_id(self) -> str:
-        """A hash of the trained weights; equal weights have equal ids, whenever they were written."""
+        """A hash of the trained weights, and their precision unless that is float32: equal ids give equal vectors."""
+        precision = self.recipe.precision
         with self._best() as path:
-            return weights_checksum(path)[:16]
+            return weights_checksum(path)[:16] + ("" if precision == "32-true" else f"-{precision}")
 
     def load_best(self) -> dict:
         """The weights to use."""

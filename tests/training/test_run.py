@@ -216,6 +216,8 @@ def test_hash_is_of_the_weights(run: Run) -> None:
         run.save_best(best(number))
         marks.append(run.model_id)
     assert marks[0] == marks[1] != marks[2]
+    run.write_recipe(run.recipe.changed({"precision": "bf16-mixed"}))  # its vectors differ
+    assert run.model_id == f"{marks[2]}-bf16-mixed"
     (run.folder / "model.safetensors").write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"model.safetensors is damaged: .*: write it again with .* --resume"):
         _ = run.model_id
