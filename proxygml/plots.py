@@ -1,19 +1,21 @@
-"""Plots of a run: training curves, retrieval examples, and a t-SNE map of the embeddings."""
+"""Plots of a run: training curves, neighbors, also before and after training, and a t-SNE map of the embeddings."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import shorten
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from proxygml.evaluation import neighbors
 from proxygml.files import atomic_write
+from proxygml.fonts import drawable, fit
 
 RIGHT, WRONG, QUERY = "#1a9850", "#d73027", "#4d4d4d"
+SIDE, ROW, TITLE = 0.9, 1.22, 0.4  # of an image, a row with names and the title, in inches
+NAME_SIZE = 6.5  # in points
 
 
 def draw_curves(entries: Sequence[dict], path: Path) -> None:
@@ -41,45 +43,123 @@ def draw_curves(entries: Sequence[dict], path: Path) -> None:
     _save(figure, path)
 
 
+class Sheet:
+    """A figure of images with frames and class names; one unit is an inch, as a column is wide."""
+
+    def __init__(
+        self,
+        open_image: Callable[[int], Image.Image],
+        labels: np.ndarray,
+        class_names: Sequence[str],
+        shown: np.ndarray,
+    ) -> None:
+        self.open_image, self.labels = open_image, labels
+        present = np.unique(labels[shown])
+        names, self.families = drawable([class_names[label] for label in present])
+        lines = [fit(name, NAME_SIZE, 68 * SIDE, self.families) for name in names]
+        self.names = dict(zip(present.tolist(), lines, strict=True))
+        self.figure = Figure()
+        self.axis = self.figure.add_axes((0, 0, 1, 1))
+        self.axis.axis("off")
+
+    def add(self, index: int, query: int, x: float, y: float) -> None:
+        """Image `index` with its top left corner at (x, y), framed green if its class is the query's and red if not."""
+        with self.open_image(int(index)) as image:
+            thumbnail = image.convert("RGB")
+            thumbnail.thumbnail((128, 128))
+        width, height = (SIDE * length / max(thumbnail.size) for length in thumbnail.size)
+        left, top = x + (1 - width) / 2, y + SIDE - height
+        pixels = np.asarray(thumbnail)
+        self.axis.imshow(pixels, extent=(left, left + width, top + height, top), aspect="auto")
+        label = int(self.labels[index])
+        color = QUERY if index == query else RIGHT if label == self.labels[query] else WRONG
+        self.axis.add_patch(Rectangle((left, top), width, height, fill=False, color=color, linewidth=3))
+        self.write(x + 0.5, y + (SIDE + ROW) / 2, self.names[label], NAME_SIZE)
+
+    def write(self, x: float, y: float, text: str, size: float = 9, rotation: float = 0) -> None:
+        """A text with its center at (x, y)."""
+        options: dict[str, Any] = {"family": self.families, "ha": "center", "va": "center", "parse_math": False}
+        self.axis.text(x, y, text, size=size, rotation=rotation, **options)
+
+    def save(self, path: Path, width: float, height: float, title: str) -> None:
+        """Write the figure with a title above."""
+        self.figure.set_size_inches(width, height + TITLE)
+        self.axis.set(xlim=(0, width), ylim=(height, -TITLE))
+        self.write(width / 2, -TITLE / 2, title, size=11)
+        _save(self.figure, path)
+
+
 def draw_retrieval(
     open_image: Callable[[int], Image.Image],
-    vectors: np.ndarray,
+    nearest: np.ndarray,
     labels: np.ndarray,
+    class_names: Sequence[str],
     path: Path,
     *,
     queries: np.ndarray | None = None,
 ) -> None:
-    """Twelve queries with their five nearest neighbors, framed green if the class matches and red if not.
+    """Twelve queries with their nearest neighbors, framed green if the class matches and red if not.
 
-    Half of the queries are random, half have a wrong nearest neighbor. With `queries` (M,), these images are searched
-    for among the others.
+    `nearest` (Q, K) are indices of images (M,), nearest first: for every image or, with `queries` (M,), for these.
+    Half of the queries are random, half have a wrong nearest neighbor.
     """
-    asked = np.arange(len(vectors)) if queries is None else np.flatnonzero(queries)  # (Q,)
-    gallery = np.arange(len(vectors)) if queries is None else np.flatnonzero(~queries)  # (G,)
-    count = min(5, len(gallery) - (queries is None))
-    nearest, _ = neighbors(vectors[asked], None if queries is None else vectors[gallery], count=count)
-    nearest = gallery[nearest]  # (Q, K)
+    asked = np.arange(len(labels)) if queries is None else np.flatnonzero(queries)  # (Q,)
     failed = np.flatnonzero(labels[nearest[:, 0]] != labels[asked])
     rng = np.random.default_rng(0)
     chosen = rng.permutation(len(asked))[: max(6, 12 - len(failed))]
     chosen = np.concatenate([chosen, rng.permutation(np.setdiff1d(failed, chosen))[: 12 - len(chosen)]])
-    rows = -(-len(chosen) // 2)
-    columns = 1 + nearest.shape[1]
-    figure = Figure(figsize=(2 * columns * 0.95 + 0.6, rows + 0.5), layout="constrained")
-    figure.suptitle(
+    rows, columns = -(-len(chosen) // 2), nearest.shape[1] + 1.2
+    sheet = Sheet(open_image, labels, class_names, np.append(asked[chosen], nearest[chosen]))
+    for number, query in enumerate(chosen):
+        x, y = number // rows * (columns + 0.3), number % rows * ROW
+        sheet.add(asked[query], asked[query], x, y)
+        for column, index in enumerate(nearest[query]):
+            sheet.add(index, asked[query], x + 1.2 + column, y)
+    title = (
         "Queries and their five nearest neighbors. Left: random queries. Right: wrong nearest neighbor."
         if len(failed) >= 6
         else "Queries and their nearest neighbors; queries with a wrong nearest neighbor come last."
     )
-    cells = figure.subplots(rows, 2 * columns + 1, squeeze=False)
-    for axis in cells.ravel():
-        axis.axis("off")
-    for number, query in enumerate(chosen):
-        row, offset = number % rows, (number // rows) * (columns + 1)
-        for column, index in enumerate([asked[query], *nearest[query]]):
-            color = QUERY if column == 0 else RIGHT if labels[index] == labels[asked[query]] else WRONG
-            _show_framed(cells[row, offset + column], open_image(int(index)), color)
-    _save(figure, path)
+    sheet.save(path, 2 * columns + 0.3, rows * ROW, title)
+
+
+def draw_before_after(
+    open_image: Callable[[int], Image.Image],
+    before: np.ndarray,
+    after: np.ndarray,
+    labels: np.ndarray,
+    class_names: Sequence[str],
+    path: Path,
+    *,
+    queries: np.ndarray | None = None,
+) -> None:
+    """Eight queries with their nearest neighbors (Q, K) before and after training, as in `draw_retrieval`.
+
+    Four of them have a wrong nearest neighbor only before training, four only after it; if there are fewer, others are
+    shown. The title counts both.
+    """
+    asked = np.arange(len(labels)) if queries is None else np.flatnonzero(queries)  # (Q,)
+    right_before, right_after = (labels[nearest[:, 0]] == labels[asked] for nearest in (before, after))
+    mended, broken = right_after & ~right_before, right_before & ~right_after  # (Q,)
+    rng = np.random.default_rng(0)
+    kinds = {"mended": mended, "broken": broken, "unchanged": ~(mended | broken)}
+    drawn = {kind: rng.permutation(np.flatnonzero(members)) for kind, members in kinds.items()}
+    chosen = [(kind, query) for kind in ("mended", "broken") for query in drawn[kind][:4]]
+    chosen += [("unchanged", query) for query in drawn["unchanged"][: 8 - len(chosen)]]
+    rows, columns, height = -(-len(chosen) // 2), after.shape[1] + 1.3, 2 * ROW + 0.15
+    indices = np.array([query for _, query in chosen])
+    sheet = Sheet(open_image, labels, class_names, np.concatenate([asked[indices], *before[indices], *after[indices]]))
+    for number, (kind, query) in enumerate(chosen):
+        x, y = number // rows * (columns + 0.3), number % rows * height
+        sheet.add(asked[query], asked[query], x, y)
+        sheet.write(x + 0.5, y + 1.4 * ROW, kind)
+        for row, (when, nearest) in enumerate([("before", before), ("after", after)]):
+            sheet.write(x + 1.15, y + row * ROW + SIDE / 2, when, rotation=90)
+            for column, index in enumerate(nearest[query]):
+                sheet.add(index, asked[query], x + 1.3 + column, y + row * ROW)
+    counts = f"training mended the nearest neighbor of {mended.sum():,} and broke that of {broken.sum():,}"
+    title = f"Of {len(asked):,} queries, {counts}. Rows: neighbors before and after training."
+    sheet.save(path, 2 * columns + 0.3, rows * height, title)
 
 
 def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str], path: Path) -> None:
@@ -107,28 +187,14 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     for label, color in zip(colored, colors, strict=False):
         chosen = points[labels[shown] == label]
         groups.append(axis.scatter(chosen[:, 0], chosen[:, 1], s=22, color=color, linewidths=0))
-    names = [_printable(class_names[label]) for label in colored]
-    legend = figure.legend(groups, names, loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    names, families = drawable([class_names[label] for label in colored])
+    lines = [fit(name, 8, 250, families) for name in names]
+    style = {"family": families, "size": 8}
+    legend = figure.legend(groups, lines, loc="outside lower center", ncols=2, prop=style, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a $ in a class name does not start a formula
     axis.set(title="Embeddings of test images (t-SNE)", xticks=[], yticks=[])
     _save(figure, path)
-
-
-def _printable(name: str) -> str:
-    """A class name for the legend: at most 45 characters, unprintable ones replaced."""
-    return shorten("".join(character if character.isprintable() else "\ufffd" for character in name), 45)
-
-
-def _show_framed(axis: Axes, image: Image.Image, color: str) -> None:
-    with image:
-        thumbnail = image.convert("RGB")
-        thumbnail.thumbnail((128, 128))
-    axis.axis("on")
-    axis.imshow(np.asarray(thumbnail))
-    axis.set(xticks=[], yticks=[])
-    for spine in axis.spines.values():
-        spine.set(color=color, linewidth=3)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -33,6 +33,7 @@ ORDER = [
         "embeddings",
         "features",
         "retrieval",
+        "fonts",
         "plots",
         "training",
         "export",

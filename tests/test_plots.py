@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from proxygml.plots import RIGHT, WRONG, draw_curves, draw_map, draw_retrieval
+from proxygml.evaluation import neighbors
+from proxygml.plots import RIGHT, WRONG, draw_before_after, draw_curves, draw_map, draw_retrieval
 
 
 def read_pixels(path: Path) -> np.ndarray:
@@ -31,16 +32,40 @@ def test_curves_with_and_without_scores(tmp_path: Path, scored: tuple) -> None:
     assert read_pixels(tmp_path / "curves.png").std() > 0
 
 
+def texts_in(path: Path) -> list[str]:
+    """The texts of an SVG, drawn with svg.fonttype none."""
+    elements = ElementTree.fromstring(path.read_text()).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(element.itertext()) for element in elements]
+
+
+def test_before_after_counts_what_training_mended_and_broke(tmp_path: Path) -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2, 2])
+    before = np.array([[1, 2], [2, 0], [3, 0], [2, 0], [0, 5], [0, 4], [4, 5]])  # 1, 4 and 5 have a wrong first one
+    after = np.array([[1, 2], [0, 2], [0, 3], [2, 0], [5, 0], [0, 4], [5, 4]])  # 2 and 5 have one
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw_before_after(gray, before, after, labels, ["owl", "cat", "$x^$"], tmp_path / "drawn.svg")
+        queries = labels > 1
+        draw_before_after(gray, before[4:], after[4:], labels, "abc", tmp_path / "queries.svg", queries=queries)
+    texts = texts_in(tmp_path / "drawn.svg")
+    (title,) = (text for text in texts if text.startswith("Of 7 queries"))
+    assert "mended the nearest neighbor of 2 and broke that of 1." in title
+    assert [texts.count(kind) for kind in ("mended", "broken", "unchanged")] == [2, 1, 4]
+    assert {"owl", "cat", "$x^$"} <= set(texts)
+    (title,) = (text for text in texts_in(tmp_path / "queries.svg") if text.startswith("Of 3 queries"))
+    assert "mended the nearest neighbor of 1 and broke that of 0." in title
+
+
+def gray(index: int) -> Image.Image:
+    return Image.new("L", (16, 16), 100)
+
+
 @pytest.mark.slow
 def test_retrieval_frames_are_green_or_red(tmp_path: Path) -> None:
     vectors = np.repeat(np.eye(2), 4, axis=0) + np.arange(8)[:, None] * 1e-3
     labels = np.repeat(np.arange(2), 4)
-
-    def gray(index: int) -> Image.Image:
-        return Image.new("L", (16, 16), 100)
-
-    draw_retrieval(gray, vectors, labels, tmp_path / "good.png")  # three of five neighbors match
-    draw_retrieval(gray, vectors, np.arange(8), tmp_path / "bad.png")  # no two labels match
+    nearest, names = neighbors(vectors, count=5)[0], [f"class {n}" for n in range(8)]
+    draw_retrieval(gray, nearest, labels, names, tmp_path / "good.png")  # three of five neighbors match
+    draw_retrieval(gray, nearest, np.arange(8), names, tmp_path / "bad.png")  # no two labels match
     assert fraction_of(RIGHT, tmp_path / "good.png") > 0.005
     assert fraction_of(RIGHT, tmp_path / "bad.png") == 0
     assert fraction_of(WRONG, tmp_path / "bad.png") > 0.005
@@ -59,7 +84,5 @@ def test_map_shows_class_names_literally(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(20, 4))
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # keeps text as text
         draw_map(vectors, np.arange(20) % 5, names, tmp_path / "map.svg")
-    drawn = (tmp_path / "map.svg").read_text()
-    texts = {"".join(element.itertext()) for element in ElementTree.fromstring(drawn).iter() if "text" in element.tag}
-    assert {names[0], names[1], names[2], "a\ufffd[31mb", names[4]} <= texts
-    assert "<script" not in drawn
+    assert {names[0], names[1], names[2], r"a\x1b[31mb", names[4]} <= set(texts_in(tmp_path / "map.svg"))
+    assert "<script" not in (tmp_path / "map.svg").read_text()

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxygml.display import in_one_line, score_table
 from proxygml.training.recipe import Recipe, is_class_name
-from proxygml.training.summary import describe_scores, score_rows
+from proxygml.training.summary import PICTURES, describe_scores, score_rows
 
 CARD = """\
 ---
@@ -82,7 +82,7 @@ def model_card(
         else "",
         scores=_scores(recipe, scores, pictures),
         training=f"{name}, {recipe.epochs} {'epoch' if recipe.epochs == 1 else 'epochs'}{start}.{crops}",
-        curves="\n\n![Loss and scores over the epochs](curves.png)" if "curves.png" in pictures else "",
+        curves="\n\n" + _picture("curves.png") if "curves.png" in pictures else "",
         license=license or "none stated",
         version=settings["proxygml"],
     )
@@ -98,5 +98,8 @@ def _scores(recipe: Recipe, scores: dict, pictures: Sequence[str]) -> str:
     text = "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{describe_scores(recipe, scores)}.\n"
     if "remark" in scores:
         text += f"\n\\* {scores['remark']}\n"
-    named = {"retrieval.png": "Queries and their nearest neighbors", "map.png": "Map of the embeddings"}
-    return text + "".join(f"\n![{title}]({name})\n" for name, title in named.items() if name in pictures)
+    return text + "".join(f"\n{_picture(name)}\n" for name in pictures if name != "curves.png")
+
+
+def _picture(name: str) -> str:
+    return f"![{PICTURES[name].capitalize()}]({name})"

@@ -17,10 +17,10 @@ from proxygml.files import atomic_write, one_line, parse_json, require_file, wit
 from proxygml.training.build import BACKBONE_CONFIG
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import EXPORTED, WEIGHTS, Run
+from proxygml.training.summary import PICTURES
 from proxygml.version import __version__
 
 FORMAT = 1  # of the folder: higher if this version could not read it
-PICTURES = ("retrieval.png", "map.png", "curves.png")
 ONNX_FILES = ("model.onnx", "embed.py", "decoding.py", "LICENSE-scripts")
 PREPARATION = (
     "rotate the image upright according to its EXIF orientation",

@@ -54,15 +54,16 @@ class Evaluator:
         )
         return self.fabric.broadcast(scores)
 
-    def compare_with(self, model: nn.Module, images: ImageList) -> dict[str, evaluation.Scores]:
-        """Scores of the baselines: the trunk before training, and raw pixels."""
+    def compare_with(self, model: nn.Module, images: ImageList) -> tuple[dict[str, evaluation.Scores], np.ndarray]:
+        """Scores of the baselines, the trunk before training and raw pixels, and the trunk's `nearest_images`."""
         bare = build.without_head(model, self.recipe, normalize=True).to(self.fabric.device)
-        untrained = self.score(bare, images, "scoring the network before training", cluster=True)
+        before = self.embed(bare, images, "scoring the network before training")
+        untrained = self.evaluate(before, images, cluster=True)
         self.progress("scoring raw pixels", 0, 1, "")
         pixels = raw_pixels(cast(Crops, build.test_crops(self.recipe, replace(images, features=None))))
         embeddings = Embeddings(pixels, images.labels, np.asarray(images.paths))
         of_pixels = self.evaluate(embeddings, images, cluster=True)
-        return {"untrained": untrained, "pixels": of_pixels}
+        return {"untrained": untrained, "pixels": of_pixels}, nearest_images(before.vectors, images.queries)
 
 
 def by_query(embeddings: Embeddings, queries: np.ndarray | None) -> dict[str, Any]:
@@ -76,3 +77,11 @@ def by_query(embeddings: Embeddings, queries: np.ndarray | None) -> dict[str, An
         "gallery": vectors[~queries],
         "gallery_labels": labels[~queries],
     }
+
+
+def nearest_images(vectors: np.ndarray, queries: np.ndarray | None, count: int = 5) -> np.ndarray:
+    """Indices (Q, K) of the images nearest to each image or, with `queries` (M,), to each of these among the others."""
+    if queries is None:
+        return evaluation.neighbors(vectors, count=min(count, len(vectors) - 1))[0]
+    others = np.flatnonzero(~queries)  # (G,)
+    return others[evaluation.neighbors(vectors[queries], vectors[others], count=min(count, len(others)))[0]]

@@ -27,6 +27,7 @@ from proxygml.files import (
 )
 from proxygml.training.checkpoints import load_checkpoint, load_weights, save_checkpoint, save_weights, weights_checksum
 from proxygml.training.recipe import Recipe
+from proxygml.training.summary import PICTURES
 from proxygml.version import __version__
 
 WEIGHTS = "model.safetensors"
@@ -188,8 +189,7 @@ class Run:
 
     def clear(self) -> None:
         """Remove temporary files of killed processes."""
-        checkpoints, plots = ("last.pt", WEIGHTS), ("curves.png", "retrieval.png", "map.png")
-        names = ("recipe.json", "log.jsonl", "scores.json", *checkpoints, *plots)
+        names = ("recipe.json", "log.jsonl", "scores.json", "last.pt", WEIGHTS, *PICTURES)
         remove_temporaries(*(self.folder / name for name in names))
 
 

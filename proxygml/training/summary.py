@@ -5,6 +5,12 @@ from datetime import timedelta
 from proxygml.display import output, show_scores
 from proxygml.training.recipe import Recipe
 
+PICTURES = {
+    "retrieval.png": "queries and their nearest neighbors",
+    "before_after.png": "nearest neighbors before and after training",
+    "map.png": "map of the embeddings",
+    "curves.png": "loss and scores over the epochs",
+}
 CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
 
 

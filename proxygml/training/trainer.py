@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from proxygml.display import Progress, no_progress
 from proxygml.distributed.checkpoints import checksums
 from proxygml.evaluation.intervals import difference_interval
 from proxygml.training import build
-from proxygml.training.evaluator import Evaluator
+from proxygml.training.evaluator import Evaluator, nearest_images
 from proxygml.training.features import prepare_images
 from proxygml.training.initialization import fit_head, start_at_samples
 from proxygml.training.loggers import Loggers
@@ -59,6 +60,7 @@ class Trainer:
         self.best: dict[str, Any] = {}  # epoch (0: before the first), its map_at_r; empty before training
         self.scores: dict = {}
         self.baseline_hits: Tensor | None = None  # (M,): whether the network before training finds each test image
+        self.baseline_nearest: Tensor | None = None  # (M, 5): the images it finds, if it is pretrained
 
         progress("loading images", 0, 1, recipe.dataset)
         train_images, self.test_images = build.load_images(recipe, parts.data, progress)
@@ -127,10 +129,14 @@ class Trainer:
         self.progress("drawing pictures", 0, 1, "")
         plots.draw_curves([{"epoch": 0} | self.scores["start"], *self.log], run.folder / "curves.png")
         if self.tests:
-            vectors, labels = embeddings.vectors, embeddings.labels
-            images, queries = self.test_images, self.test_images.queries
-            plots.draw_retrieval(images.open, vectors, labels, run.folder / "retrieval.png", queries=queries)
-            plots.draw_map(vectors, labels, images.class_names, run.folder / "map.png")
+            images, vectors = self.test_images, embeddings.vectors
+            queries, names = images.queries, (images.labels, images.class_names)
+            nearest = nearest_images(vectors, queries)
+            plots.draw_retrieval(images.open, nearest, *names, run.folder / "retrieval.png", queries=queries)
+            if self.baseline_nearest is not None:
+                path, before = run.folder / "before_after.png", self.baseline_nearest.numpy()
+                plots.draw_before_after(images.open, before, nearest, *names, path, queries=queries)
+            plots.draw_map(vectors, *names, run.folder / "map.png")
         self.loggers.log({name: value for name, value in scores.items() if name != "held_out"}, len(self.log))
         self.loggers.finish(run.folder, len(self.log))
         return run
@@ -139,9 +145,10 @@ class Trainer:
         """Before the first epoch: score the baselines, initialize head and proxies, score a pretrained network."""
         recipe, model, loss = self.recipe, self.loop.model, self.loop.loss
         if recipe.baselines and self.tests:
-            baselines = self.evaluator.compare_with(model, self.test_images)
+            baselines, nearest = self.evaluator.compare_with(model, self.test_images)
             self.scores |= {name: scores.to_json() for name, scores in baselines.items()}
             self.baseline_hits = torch.from_numpy(baselines["untrained"].hits)
+            self.baseline_nearest = torch.from_numpy(nearest.astype(np.int32)) if recipe.pretrained else None
         started = time.perf_counter()
         if recipe.head_start == "fitted":
             bare = build.without_head(model, recipe).to(self.fabric.device)
@@ -267,6 +274,7 @@ class Trainer:
             "scores": self.scores,
             "recipe": asdict(self.recipe),
             "baseline_hits": self.baseline_hits,
+            "baseline_nearest": self.baseline_nearest,
         }
         if self.recipe.shard:
             if self.writes:
@@ -285,6 +293,7 @@ class Trainer:
             self.progress("processes", 0, 0, f"{self.fabric.world_size} now, {before} before")
         self.best, self.scores, self.log = checkpoint["best"], checkpoint["scores"], checkpoint["log"]
         self.baseline_hits = checkpoint.get("baseline_hits")
+        self.baseline_nearest = checkpoint.get("baseline_nearest")
 
 
 def _peak_memory_mb(device: torch.device) -> float:

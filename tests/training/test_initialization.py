@@ -106,6 +106,7 @@ def test_epochs_that_make_the_held_out_classes_worse_are_not_kept(recipe: Recipe
 
 
 def test_a_run_killed_in_its_first_epoch_keeps_its_start(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = recipe.changed({"epochs": 1, "baselines": True})
     whole = train(recipe, tmp_path / "whole")
 
     def kill(what: str, done: int, total: int, note: str) -> None:
@@ -120,6 +121,8 @@ def test_a_run_killed_in_its_first_epoch_keeps_its_start(recipe: Recipe, tmp_pat
     assert "fitting the head" not in seen
     left, right = (run.load_best()["model"] for run in (whole, resumed))
     assert all(torch.equal(left[name], right[name]) for name in left)
+    left, right = (Image.open(run.folder / "before_after.png") for run in (whole, resumed))
+    assert left == right  # neighbors before training come from the checkpoint
 
 
 def test_test_images_have_the_test_size(recipe: Recipe) -> None:

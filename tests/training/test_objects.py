@@ -74,7 +74,7 @@ def images() -> Images:
 @pytest.fixture(autouse=True)
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/test_plots.py looks at the pictures."""
-    for name in ("draw_curves", "draw_retrieval", "draw_map"):
+    for name in ("draw_curves", "draw_retrieval", "draw_before_after", "draw_map"):
         monkeypatch.setattr(plots, name, draw)
 
 
