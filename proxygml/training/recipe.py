@@ -150,8 +150,8 @@ class EvaluationSettings:
     """Which epoch is kept, and what is scored."""
 
     held_out: float = 0.1
-    """Fraction of the training classes held out to choose the best epoch; if 0 or fewer than ten classes: train on all,
-    keep the last epoch."""
+    """Fraction of the training classes held out to choose the best epoch; if 0, fewer than ten classes, or without test
+    classes: train on all, keep the last epoch."""
     tested_epochs: tuple[int, ...] = ()
     """The paper's protocol: score the test classes after these epochs and the last; with held_out 0, keep the best of
     these by MAP@R."""

@@ -73,11 +73,14 @@ class Trainer:
         train_images = self._usable(train_images, "training", model)
         if self.tests or recipe.tested_epochs:
             self.test_images = self._usable(self.test_images, "test", model)
-        train_images, self.held_out_images = hold_out(train_images, recipe.held_out)
+        held_out = recipe.held_out if self.test_images else 0.0  # no test classes: somebody wants all trained
+        train_images, self.held_out_images = hold_out(train_images, held_out)
         if recipe.held_out and self.held_out_images is None:
             count = len(train_images.class_names)
-            note = f"none, {recipe.held_out:g} of {count} classes is fewer than {MIN_HELD_OUT}: all are trained"
-            progress("held-out classes", 0, 0, f"{note}, and the last epoch is kept")
+            few = f"{recipe.held_out:g} of {count} classes is fewer than {MIN_HELD_OUT}"
+            reason = few if self.test_images else "no classes to test on"
+            note = f"none, {reason}: all {count} are trained, and the last epoch is kept"
+            progress("held-out classes", 0, 0, note)
         self.shared_classes = len(set(train_images.class_names) & set(self.test_images.class_names))
         loss = build.build_loss(recipe, len(train_images.class_names), parts.loss)
         self.loop = TrainingLoop(recipe, fabric, model, loss, train_images)

@@ -286,7 +286,7 @@ class TestHeldOutClasses:
         told = []
         recipe = tiny.changed({"held_out": 0.5, "tested_epochs": (1, 2, 3)})
         run = train(recipe, tmp_path / "run", progress=lambda *what: told.append(what))
-        note = "none, 0.5 of 18 classes is fewer than 10: all are trained, and the last epoch is kept"
+        note = "none, 0.5 of 18 classes is fewer than 10: all 18 are trained, and the last epoch is kept"
         assert ("held-out classes", 0, 0, note) in told
         assert (run.scores["best_epoch"], run.scores["epoch_chosen_by"]) == (3, None)
         assert len(run.load_last()["loss"]["proxies"]) == 18
@@ -616,15 +616,18 @@ def test_a_run_of_nothing_but_nan_ends_with_a_clear_line(
 
 def test_every_class_is_trained_on(tiny: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     random = np.random.default_rng(0)
-    for number in range(12):
-        file = tmp_path / "photos" / "abc"[number % 3] / f"{number}.png"
+    for number in range(28):
+        file = tmp_path / "photos" / f"class {number % 14}" / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (32, 32), np.uint8)).save(file)
     changes = {"dataset": "folder", "data": str(tmp_path / "photos"), "classes": None, "epochs": 1, "baselines": True}
-    recipe = tiny.changed({**changes, "test_fraction": 0})
-    run = start.train(recipe, tmp_path / "run")
-    assert not {"trained", "untrained"} & run.scores.keys()
-    assert run.load_best()["loss"]["proxies"].shape[0] == 3
+    recipe = tiny.changed({**changes, "test_fraction": 0, "held_out": 0.7})  # 10 of 14 classes, if some were tested on
+    told: list = []
+    run = start.train(recipe, tmp_path / "run", progress=lambda *what: told.append(what))
+    assert not {"trained", "untrained", "held_out"} & run.scores.keys()
+    assert run.load_best()["loss"]["proxies"].shape[0] == 14
+    note = "none, no classes to test on: all 14 are trained, and the last epoch is kept"
+    assert ("held-out classes", 0, 0, note) in told
     show_run(run.folder, recipe, run.scores)
     assert "no test score: --test-fraction 0 leaves no classes to test on" in capsys.readouterr().out
     with pytest.raises(ValueError, match="tested_epochs needs test classes, and test_fraction 0 leaves none"):
