@@ -1,8 +1,10 @@
 """The flows of the documents with photos, from training to moved photos, one after another as a user walks them."""
 
 import io
+import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,36 @@ def photos(tmp_path: Path) -> Path:
             image = Image.fromarray(shades).resize((100, 75), Image.Resampling.BICUBIC)
             image.save(folder / f"class {number}" / f"{photo}.jpg", quality=95)
     return folder
+
+
+def test_next_steps_run_as_printed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "serve", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["proxygml"])
+    monkeypatch.chdir(tmp_path)
+    photos.rename("my photos' $1")
+
+    def next_steps(*words: str) -> list[list[str]]:
+        main([*words, *(("--port", "0") if words[0] in ("browse", "serve") else ())])
+        shown = capsys.readouterr().out.partition("What next:\n")[2].splitlines()
+        return [shlex.split(line, comments=True)[1:] for line in shown]
+
+    started = [
+        ["train", "photos", "--data", "my photos' $1", "--out", "a run", *SMALL],
+        ["embed", "my photos' $1", "--run", "a run", "--out", "a b.npz"],
+        ["fit", "a b.npz", "--epochs", "1", "--out", "space"],
+    ]
+    steps = {words[0]: next_steps(*words) for words in started}
+    names = ["index build", "search", "browse", "export"]
+    assert [" ".join(words[: 1 + (words[0] == "index")]) for words in steps["train"]] == names
+    assert [words[0] for words in steps["embed"]] == ["evaluate", "search", "browse"]
+    assert [words[0] for words in steps["fit"]] == ["transform"]
+    following = [each for words in itertools.chain(*steps.values()) for each in next_steps(*words)]
+    assert [words[:2] for words in following[:2]] == [["search", "a run-index"], ["browse", "a run-index"]]
+    assert [words[0] for words in following] == ["search", "browse", "serve", "index"]
+    for words in following:
+        next_steps(*words)
 
 
 def test_walk_with_photos(

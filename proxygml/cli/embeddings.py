@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from proxygml.cli.display import first_photo, show_next
 from proxygml.cli.objects import import_object
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.cli.stopping import resume_hint
@@ -73,6 +74,15 @@ def embed(
         f"{result.unlabeled:,} without labels" if result.unlabeled else f"{len(set(result.labels.tolist())):,} classes"
     )
     output.print(f"{len(result):,} vectors of {result.dim} dimensions in {out}, {labels}")
+    images, network = (
+        (source, run or PRETRAINED) if is_folder else (data or (model.recipe.data if dataset is None else None), source)
+    )
+    photo = None if images is None else first_photo(Path(images))
+    show_next(
+        (["evaluate", out if not result.unlabeled else ""], "their scores"),
+        (["search", out, "--image", photo or "", "--run", network], "those most similar to a photo"),
+        (["browse", out, *(("--data", images) if photo else ())], "neighbors, errors and a map of the space"),
+    )
 
 
 def _images_below(folder: Path) -> "list[ImageList]":

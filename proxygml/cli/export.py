@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from proxygml.cli.display import beside, show_next
 from proxygml.display import output, show_progress
 
 
@@ -32,8 +33,13 @@ def export(
     from proxygml.model import Model
 
     with show_progress() as progress:
-        settings = Model(run, data=data, device="cpu").export(out, onnx=onnx, license=license, progress=progress)
+        model = Model(run, data=data, device="cpu")
+        settings = model.export(out, onnx=onnx, license=license, progress=progress)
     if onnx:
         difference, compared_with = settings["largest_difference"], settings["compared_with"]
         output.print(f"largest difference between ONNX and PyTorch {difference:.1e} on {compared_with}")
     output.print(f"model of {settings['embedding_dim']} dimensions in {out}: see {out / 'README.md'}")
+    images = model.recipe.data if model.recipe.dataset == "folder" else None
+    if images is not None and Path(images).is_dir():
+        words = ["index", "build", images, "--out", beside(out, "index"), "--run", out]
+        show_next((words, "photos embedded with it, to search in"))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from proxygml.cli.display import beside, show_next
 from proxygml.cli.stopping import resume_hint
 from proxygml.display import output, show_scores
 
@@ -54,6 +55,8 @@ def fit(
     if scores:
         show_scores(scores, heading="held-out classes, %", baseline="features")
     output.print(f"{out}: {len(model.mean_):,} features -> {len(model.components_):,} dimensions")
+    vectors = beside(out, "vectors.npz")
+    show_next((["transform", out, features, "--out", vectors], "the same vectors in the new space"))
 
 
 def transform(space: SpaceFolder, features: Source, *, out: Path) -> None:

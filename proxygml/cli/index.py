@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import tyro
 
+from proxygml.cli.display import show_next
 from proxygml.cli.objects import import_object
 from proxygml.cli.options import SILENT, Hardware
 from proxygml.cli.parsing import subcommands
@@ -134,6 +135,13 @@ def build(items: Items, hardware: Hardware, *, out: str, kind: Annotated[IndexKi
         if kind not in (None, index.kind):
             raise ValueError(f"{out} was started as {index.kind}, not {kind}: name another --out")
         _fill(index, source, model)
+        ((path,),) = index.storage.rows("SELECT path FROM items ORDER BY id LIMIT 1")
+    photo = path if os.path.isfile(path) and index.model_folder() is not None else ""
+    show_next(
+        (["search", out, "--image", photo], "those most similar to a photo"),
+        (["browse", out], "neighbors, errors and a map of the space"),
+        (["serve", out], "an HTTP API for other programs"),
+    )
 
 
 def add(index: Location, items: Items, hardware: Hardware) -> None:
