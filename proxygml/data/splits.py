@@ -70,7 +70,7 @@ def split_by_class(
 
 
 def split_classes(names: Iterable[str], test_fraction: float) -> set[str]:
-    """The test classes: `test_fraction` of the classes, at least one, leaving at least one for training; none for 0.
+    """The test classes: `test_fraction` of them, at least one, leaving two for training if there are three; none for 0.
 
     They are the first by a hash of the name, so a new class moves at most one other to the other side.
     """
@@ -83,7 +83,7 @@ def split_classes(names: Iterable[str], test_fraction: float) -> set[str]:
         return set()
     if len(names) < 2:
         raise ValueError(f"expected at least 2 classes to divide into train and test, got {len(names)}")
-    count = min(max(round(test_fraction * len(names)), 1), len(names) - 1)
+    count = max(min(round(test_fraction * len(names)), len(names) - 2), 1)
 
     def digest(name: str) -> bytes:
         return hashlib.sha256(f"0/{name}".encode("utf-8", "surrogatepass")).digest()  # names need not be UTF-8
@@ -95,7 +95,9 @@ def hold_out(images: ImageList, fraction: float) -> tuple[ImageList, ImageList |
     """Images of the training classes and of the held-out classes; None, and all trained, if those are too few."""
     classes = len(images.class_names)
     if classes < 2:
-        raise ValueError("expected at least two classes to train on, got one: add classes, or lower --test-fraction")
+        raise ValueError(
+            "expected at least two classes to train on, got one: add classes, or test on none (--test-fraction 0)"
+        )
     count = round(fraction * classes)
     if count < MIN_HELD_OUT:
         return images, None

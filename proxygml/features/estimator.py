@@ -207,7 +207,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise ValueError(f"expected shrinkage from 0 to 1, got {self.shrinkage}")
         if first:
             if (X[0] == X).all():
-                raise ValueError(f"expected features that vary, got {len(X)} equal samples")
+                raise ValueError(f"expected features that vary, got {len(X)} equal samples: are all images the same?")
             largest = float(np.abs(X).max())
             if not 1e-100 <= largest <= 1e100:  # squares would be 0 or infinite
                 raise ValueError(f"expected features between 1e-100 and 1e100, got up to {largest:.3g}: scale them")

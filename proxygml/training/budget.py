@@ -33,7 +33,7 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
         raise ValueError("minutes needs a preset for photos (head_start fitted), in one process")
     progress("measuring speed", 0, 1, "")
     images, test_images = build.load_images(recipe, parts.data)
-    trained, _ = hold_out(images, recipe.held_out)
+    trained, _ = hold_out(images, recipe.held_out if test_images else 0.0)
     seconds = SAFETY * 60 * minutes
     forward = _seconds_per_image(recipe, parts, trained, train=False)
     tested = (1 + recipe.baselines) * len(test_images) * recipe.test

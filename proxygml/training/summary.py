@@ -53,14 +53,24 @@ def show_result(recipe: Recipe, scores: dict) -> None:
     if recipe.test and "trained" not in scores:
         output.print("no test score: --test-fraction 0 leaves no classes to test on")
     if "gain" in scores and scores["gain"][1] <= 0:
-        slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
-        longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
-        whole = "to train the whole network (proxygml train photos)"
-        verdict = "is no worse" if scores["gain"][0] <= 0 else "may be as good: the interval includes 0"
-        advice = whole if not recipe.epochs else slower if recipe.pretrained else longer
-        output.print(f"Training did not help: the {baseline} {verdict}. Try {advice}, or more classes and images")
+        output.print(_advice(recipe, scores, baseline))
     if "remark" in scores:
         output.print(f"* {scores['remark']}")
+
+
+def _advice(recipe: Recipe, scores: dict, baseline: str) -> str:
+    """Why no gain was measured, and what to try."""
+    if scores["trained"]["lone_queries"] == scores["trained"]["images"]:
+        return "Nothing to find: each test class has one image. Add images: two or more per class"
+    n = recipe.recall_at[0]
+    if scores["untrained"][f"recall@{n}"] == 1:
+        return f"R@{n} has nothing to gain: that of the {baseline} is 100 % too. Test on more classes and images"
+    slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
+    longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
+    whole = "to train the whole network (proxygml train photos)"
+    verdict = "is no worse" if scores["gain"][0] <= 0 else "may be as good: the interval includes 0"
+    advice = whole if not recipe.epochs else slower if recipe.pretrained else longer
+    return f"Training did not help: the {baseline} {verdict}. Try {advice}, or more classes and images"
 
 
 def describe_epoch(recipe: Recipe, entry: dict) -> str:

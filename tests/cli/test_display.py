@@ -102,15 +102,15 @@ def test_progress_is_printed_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[2J\x07" not in drawn.getvalue()
 
 
-def scores(recall: float, *, images: int = 300, classes: int = 15) -> dict:
-    rest = {"map_at_r": recall, "r_precision": recall, "nmi": None, "lone_queries": 0}
+def scores(recall: float, *, images: int = 300, classes: int = 15, lone: int = 0) -> dict:
+    rest = {"map_at_r": recall, "r_precision": recall, "nmi": None, "lone_queries": lone}
     return {"recall@1": recall, **rest, "images": images, "classes": classes}
 
 
 def shown_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, **changes: object) -> str:
     run = {"untrained": scores(0.851), "trained": scores(0.824), "best_epoch": 6, "epoch_chosen_by": None}
     run["gain"] = [-0.027, -0.05, -0.004]
-    show_run(tmp_path, PHOTOS, run | {"seconds": 9.0} | changes)
+    show_run(tmp_path, PHOTOS.changed({"epochs": 6}), run | {"seconds": 9.0} | changes)
     return capsys.readouterr().out
 
 
@@ -127,10 +127,26 @@ def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], 
     assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.9), gain=[0.049, 0.03, 0.07])
 
 
-def test_next_steps_without_test_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    show_run(tmp_path, PHOTOS, {})
-    assert f"embed {tmp_path} --split train --out" in capsys.readouterr().out
-    assert "--split" not in shown_run(capsys, tmp_path)
+def test_a_test_that_cannot_show_a_gain_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for recall, lone, line in [
+        (1.0, 0, "R@1 has nothing to gain: that of the frozen backbone"),
+        (0.0, 300, "Nothing to find: each"),
+    ]:
+        rows = {name: scores(recall, lone=lone) for name in ("untrained", "trained")}
+        shown = shown_run(capsys, tmp_path, **rows, gain=[0.0, 0.0, 0.0])
+        assert line in shown
+        assert "did not help" not in shown
+
+
+def test_next_steps_with_own_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = PHOTOS.changed({"dataset": "my_data:Birds"})
+    for results, split in ({}, "train"), ({"trained": scores(0.9), "seconds": 9.0, "best_epoch": 0}, "test"):
+        show_run(tmp_path, recipe, {"epoch_chosen_by": None} | results)
+        index = f"{tmp_path}-index"
+        build = f"index build --run {tmp_path} --dataset my_data:Birds --split {split} --out {index}  #"
+        shown = capsys.readouterr().out
+        assert build in shown
+        assert f"browse {index}  #" in shown
 
 
 def test_last_epoch_is_shown_beside_the_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -147,6 +163,11 @@ def test_small_test_has_a_caution(
     show_scores({"trained": scores(1.0, images=images, classes=classes)}, heading="%")
     said = f"caution: {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
     assert (said in capsys.readouterr().out) == cautious
+
+
+def test_a_test_on_one_class_has_a_caution(capsys: pytest.CaptureFixture[str]) -> None:
+    show_scores({"trained": scores(1.0, images=12, classes=1)}, heading="%")
+    assert "caution: all images are of one class, so that every neighbor is right" in capsys.readouterr().out
 
 
 def test_both_consoles_are_plain() -> None:

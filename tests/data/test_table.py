@@ -201,6 +201,11 @@ def test_test_classes_are_the_first_by_hash():
     assert split_classes(names, 1 / 3) == {name for _, name in by_hash[:3]}
 
 
+@pytest.mark.parametrize(("classes", "fraction", "tested"), [(2, 0.5, 1), (3, 0.5, 1), (3, 0.99, 1), (8, 0.99, 6)])
+def test_two_classes_are_left_to_train_on(classes, fraction, tested):
+    assert len(split_classes(map(str, range(classes)), fraction)) == tested
+
+
 def test_new_class_moves_at_most_one_other(tmp_path):
     names = [f"class {number}" for number in range(100)]
     before = split_classes(names, 0.5)
