@@ -38,7 +38,7 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
     forward = _seconds_per_image(recipe, parts, trained, train=False)
     tested = (1 + recipe.baselines) * len(test_images) * recipe.test
     start = forward * (2 * len(images) + tested)  # fitting the head takes about as long as embedding
-    chosen: dict[str, Any] = {"epochs": 0}
+    chosen: dict[str, Any] = {"epochs": 0, "held_out": 0.0}
     what = "only the head on frozen features"
     if start > seconds:
         fraction = max(seconds - forward * tested, 0) / (start - forward * tested)
@@ -50,7 +50,7 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
             step = _seconds_per_image(recipe.changed({"image_size": size}), parts, trained, train=True)
             epochs = int((seconds - start) / (step * len(trained) + forward * (len(images) - len(trained))))
             if epochs >= MIN_EPOCHS or (epochs and size <= min(SIZES)):
-                chosen |= {"image_size": size, "epochs": min(epochs, MAX_EPOCHS)}
+                chosen = {"image_size": size, "epochs": min(epochs, MAX_EPOCHS)}
                 what = f"{chosen['epochs']} epochs of {size} pixels, {1 / step:.0f} images/s here"
                 break
     progress("measuring speed", 1, 1, "")

@@ -35,11 +35,11 @@ def describe_scores(recipe: Recipe, scores: dict) -> str:
     scored = scores.get("trained") or scores["held_out"]
     shared = scores.get("shared_classes")
     seen = f", {shared} of them trained on" if shared else " never seen in training"
-    fitted = ", the fitted head on the frozen network" if not scores["best_epoch"] else ""
+    before = " (before training)" if not scores["best_epoch"] else ""
+    epoch = f"epoch {scores['best_epoch']}{before} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]})"
+    kept = epoch if recipe.epochs else "a head on the frozen network"
     return (
-        f"{scored['images']} images of {scored['classes']} classes{seen}; epoch "
-        f"{scores['best_epoch']} of {recipe.epochs}{fitted} ({CHOICES[scores['epoch_chosen_by']]}), "
-        f"{scores['seconds']:.0f} s of training"
+        f"{scored['images']} images of {scored['classes']} classes{seen}; {kept}, {scores['seconds']:.0f} s of training"
     )
 
 
