@@ -19,27 +19,30 @@ NAME_SIZE = 6.5  # in points
 
 
 def draw_curves(entries: Sequence[dict], path: Path) -> None:
-    """Loss and retrieval scores over the epochs of a log."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Loss and, if there are any, retrieval scores over the epochs of a log; nothing without a trained epoch."""
+    if not any("loss" in entry for entry in entries):
+        return
+    scored = {split: [entry for entry in entries if split in entry] for split in ("held_out", "test")}
+    panels = 1 + any(scored.values())
+    figure = Figure(figsize=(4.5 * panels, 3.6), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
     for name, label in [("loss", "loss"), ("sample_loss", "samples"), ("proxy_loss", "proxies")]:
         points = [(entry["epoch"], entry[name]) for entry in entries if name in entry]
         if points:
-            left.plot(*zip(*points, strict=True), marker=".", label=label)
-    left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
-    if left.lines:
-        left.legend()
+            axes[0].plot(*zip(*points, strict=True), marker=".", label=label)
+    axes[0].set(ylabel="training loss", ylim=(0, None))
     for split, label in [("held_out", "held-out training classes"), ("test", "test classes")]:
-        scored = [entry for entry in entries if split in entry]
-        first_recall = next(iter(scored[0][split])) if scored else ""
-        for metric, name, style in [(first_recall, first_recall, "-"), ("map_at_r", "MAP@R", "--")] if scored else ():
-            values = [100 * entry[split][metric] for entry in scored]
-            right.plot([entry["epoch"] for entry in scored], values, style, marker=".", label=f"{name}, {label}")
-    right.set(xlabel="epoch", ylabel="%")
-    if right.lines:
-        right.legend()
-    for axis in (left, right):
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        first_recall = next(iter(scored[split][0][split])) if scored[split] else ""
+        for metric, name, style in (
+            [(first_recall, first_recall, "-"), ("map_at_r", "MAP@R", "--")] if first_recall else ()
+        ):
+            points = [(entry["epoch"], 100 * entry[split][metric]) for entry in scored[split]]
+            axes[1].plot(*zip(*points, strict=True), style, marker=".", label=f"{name}, {label}")
+            axes[1].set(ylabel="%")
+    for axis in axes:
+        axis.set(xlabel="epoch")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.legend()
     _save(figure, path)
 
 

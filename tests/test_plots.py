@@ -23,6 +23,17 @@ def fraction_of(color: str, path: Path) -> float:
     return float((np.abs(read_pixels(path) - target).max(axis=-1) < 12).mean())
 
 
+def test_curves_of_one_epoch_have_whole_numbers(tmp_path: Path) -> None:
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw_curves([{"epoch": 0}, {"epoch": 1, "loss": 2.0}], tmp_path / "curves.svg")
+    texts = texts_in(tmp_path / "curves.svg")
+    assert "1" in texts
+    assert "%" not in texts
+    assert not [text for text in texts if "0.9" in text]
+    draw_curves([{"epoch": 0}], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
 @pytest.mark.parametrize("scored", [(), ("held_out",), ("held_out", "test")])
 def test_curves_with_and_without_scores(tmp_path: Path, scored: tuple) -> None:
     entries = [

@@ -63,7 +63,7 @@ def _advice(recipe: Recipe, scores: dict, baseline: str) -> str:
     if scores["trained"]["lone_queries"] == scores["trained"]["images"]:
         return "Nothing to find: each test class has one image. Add images: two or more per class"
     n = recipe.recall_at[0]
-    if scores["untrained"][f"recall@{n}"] == 1:
+    if scores["untrained"][f"recall@{n}"] == scores["trained"][f"recall@{n}"] == 1:
         return f"R@{n} has nothing to gain: that of the {baseline} is 100 % too. Test on more classes and images"
     slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
     longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"

@@ -630,5 +630,11 @@ def test_every_class_is_trained_on(tiny: Recipe, tmp_path: Path, capsys: pytest.
     assert ("held-out classes", 0, 0, note) in told
     show_run(run.folder, recipe, run.scores)
     assert "no test score: --test-fraction 0 leaves no classes to test on" in capsys.readouterr().out
+    for number in range(14):
+        (tmp_path / "photos" / f"class {number}" / f"{number + 14}.png").unlink()
+        if number > 2:
+            shutil.rmtree(tmp_path / "photos" / f"class {number}")
+    with pytest.raises(ValueError, match="at least two images to test on, got one: add images, or set test_fraction 0"):
+        start.train(recipe.changed({"test_fraction": 0.5}), tmp_path / "other")
     with pytest.raises(ValueError, match="tested_epochs needs test classes, and test_fraction 0 leaves none"):
         start.train(recipe.changed({"tested_epochs": (1,)}), tmp_path / "other")
