@@ -40,7 +40,7 @@ def fit(name: str, size: float, width: float, families: list[str]) -> str:
     if _width(name, font) <= width:
         return name
     middle = len(name) // 2
-    breaks = [match.end() for match in re.finditer(r"[\s_/.,-]", name[:-1])]
+    breaks = [at for at in range(1, len(name)) if re.match(r"[\s_/.,-]", name[at - 1]) or name[at] == "\\"]
     at = min(breaks, key=lambda end: abs(end - middle), default=middle)
     return "\n".join(_shorten(line.strip(), width, font) for line in (name[:at], name[at:]))
 

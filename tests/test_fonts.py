@@ -85,3 +85,4 @@ def test_names_fit(name: str) -> None:
 
 def test_names_break_between_words() -> None:
     assert fit("Black_footed_Albatross", 6.5, 60, [DEFAULT]) == "Black_footed_\nAlbatross"
+    assert fit(r"\u65e5\u672c\u306e\u732b", 6.5, 60, [DEFAULT]) == "\\u65e5\\u672c\n\\u306e\\u732b"
