@@ -1,7 +1,6 @@
 """ProxyGML on feature vectors as a scikit-learn transformer: `ProxyGMLEmbedding().fit(X, y).transform(X)`."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from proxygml.display import no_progress, show_progress
+from proxygml.display import Progress, shown
 from proxygml.features.head import Head, Moments, default_links, project
 from proxygml.features.selection import Selection, select
 from proxygml.features.storage import read_space, write_space
@@ -51,7 +50,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     held_out : fraction of the classes (at least two) that select whitening, sharpening and the number of epochs. With
         0, or fewer than four classes, all epochs are trained.
     random_state : seed. The result depends on it and on the order of the samples.
-    progress : show a progress bar on a terminal.
+    progress : show a progress bar on a terminal, or call this with (activity, done, total, note).
 
     Attributes
     ----------
@@ -79,7 +78,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         batch_size: int = 256,
         held_out: float = 0.25,
         random_state: int | np.random.RandomState | None = None,
-        progress: bool = False,
+        progress: bool | Progress = False,
     ) -> None:
         self.n_components = n_components
         self.proxies_per_class = proxies_per_class
@@ -264,7 +263,7 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         )
 
     def _track(self, epochs: range, description: str) -> Iterator[int]:
-        with show_progress() if self.progress else nullcontext(no_progress) as report:
+        with shown(self.progress) as report:
             for done, epoch in enumerate(epochs, 1):
                 yield epoch
                 report(description, done, len(epochs), "")

@@ -16,10 +16,8 @@ def fit_head(head: nn.Linear, features: np.ndarray, labels: np.ndarray, *, seed:
     """
     from proxygml.features.estimator import ProxyGMLEmbedding  # slow to import
 
-    progress("fitting the head", 0, 1, "")
     dim = min(head.weight.shape)
-    fitted = ProxyGMLEmbedding(dim, power=1.0, random_state=seed).fit(features, labels)
-    progress("fitting the head", 1, 1, "")
+    fitted = ProxyGMLEmbedding(dim, power=1.0, random_state=seed, progress=progress).fit(features, labels)
     weight, mean = torch.from_numpy(fitted.components_).to(head.weight), torch.from_numpy(fitted.mean_).to(head.weight)
     with torch.no_grad():
         weight *= head.weight.square().mean().sqrt() / weight.square().mean().sqrt()  # (D, F)

@@ -118,7 +118,7 @@ def test_a_run_killed_in_its_first_epoch_keeps_its_start(recipe: Recipe, tmp_pat
     seen: list[str] = []
     resumed = resume(tmp_path / "killed", progress=lambda what, *_: seen.append(what))
     assert "training" in seen
-    assert "fitting the head" not in seen
+    assert "early stopping" not in seen
     left, right = (run.load_best()["model"] for run in (whole, resumed))
     assert all(torch.equal(left[name], right[name]) for name in left)
     left, right = (Image.open(run.folder / "before_after.png") for run in (whole, resumed))
