@@ -96,9 +96,12 @@ RUNS: dict[str, dict] = {
     "smaller rates for early stages": {"stage_decay": 0.8, "rate": 1e-3},
     "crops from 0.3 of the area": {"min_scale": 0.3},
     "batches of 64": {"batch": 64},
-    "10 classes, 6 epochs": {"classes": 10, "epochs": 6},
-    "30 classes, 6 epochs": {"classes": 30, "epochs": 6},
-    "80 classes of 5 images, 6 epochs": {"images": 5, "epochs": 6},
+    "10 classes, 5 epochs": {"classes": 10, "epochs": 5},
+    "10 classes, 20 epochs": {"classes": 10, "epochs": 20},
+    "10 classes of 10 images, 5 epochs": {"classes": 10, "images": 10, "epochs": 5},
+    "10 classes of 10 images, 50 epochs": {"classes": 10, "images": 10, "epochs": 50},
+    "80 classes of 5 images, 5 epochs": {"images": 5, "epochs": 5},
+    "80 classes of 5 images, 20 epochs": {"images": 5, "epochs": 20},
 }
 
 
