@@ -200,6 +200,27 @@ def draw_map(vectors: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
     _save(figure, path)
 
 
+def draw_separation(
+    known: np.ndarray, unknown: np.ndarray, probability: np.ndarray, right: np.ndarray, path: Path
+) -> None:
+    """The ROC of the scores of known and unknown images (M,), and how often answers (M,) of a probability are right."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    left, second = figure.subplots(1, 2)
+    thresholds = np.unique(np.concatenate([known, unknown]))  # (T,)
+    accepted = 1 - np.searchsorted(np.sort(unknown), thresholds) / len(unknown)  # (T,)
+    refused = np.searchsorted(np.sort(known), thresholds) / len(known)  # (T,)
+    left.plot(100 * accepted, 100 * (1 - refused), color=RIGHT)
+    left.plot([0, 100], [0, 100], ":", color=QUERY)
+    left.set(xlabel="unknown images accepted, %", ylabel="known images accepted, %", title="Known or unknown (ROC)")
+    bins = np.minimum((10 * probability).astype(int), 9)  # (M,)
+    counts = np.bincount(bins, minlength=10)  # (10,)
+    means, hits = (np.bincount(bins, values, 10) / np.maximum(counts, 1) for values in (probability, right))
+    second.scatter(100 * means[counts > 0], 100 * hits[counts > 0], 10 + 400 * counts[counts > 0] / len(bins), RIGHT)
+    second.plot([0, 100], [0, 100], ":", color=QUERY)
+    second.set(xlabel="probability of the answer, %", ylabel="answers that are right, %", title="Reliability")
+    _save(figure, path)
+
+
 def _save(figure: Figure, path: Path) -> None:
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=110)

@@ -40,6 +40,9 @@ SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERI
         ),
         ("scaling --quick", ["bytes per step", "10,000"]),
         ("features --quick", ["| ProxyGMLEmbedding |", "| LDA, shrunk |", "LMNN of 32 components"]),
+        pytest.param(
+            "tasks --quick", ["| synthetic, features |", "| synthetic, ProxyGMLEmbedding |"], marks=pytest.mark.slow
+        ),
         ("ablation --quick", ["| paper |", "| lambda 0 |", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",

@@ -44,6 +44,8 @@ COMMANDS = [
     "fit",
     "transform",
     "search",
+    "classify",
+    "calibrate",
     "browse",
     "serve",
     "datasets",
@@ -233,9 +235,12 @@ def test_generated_page_is_current(module: str, results: str) -> None:
 
 
 def test_tables_in_documents_are_current() -> None:
-    features, faults = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("bench/features", "faults"))
+    names = ("bench/features", "faults", "bench/tasks")
+    features, faults, tasks = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
     assert importlib.import_module("benchmarks.features").table(features) in text_of("features")
     assert faults["summary"] in text_of("faults")
+    for part, (_, table) in importlib.import_module("benchmarks.tasks").PARTS.items():
+        assert table(tasks[part]) in text_of("tasks")
 
 
 @pytest.mark.slow

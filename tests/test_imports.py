@@ -39,6 +39,7 @@ ORDER = [
         "export",
         "model",
         "vectors",
+        "tasks",
         "server",
         "paper",
         "cli",

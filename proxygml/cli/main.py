@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from proxygml.cli.browse import browse
+from proxygml.cli.classify import calibrate, classify
 from proxygml.cli.doctor import doctor
 from proxygml.cli.embeddings import embed, evaluate
 from proxygml.cli.export import export
@@ -33,6 +34,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "transform": transform,
     "index": index,
     "search": search,
+    "classify": classify,
+    "calibrate": calibrate,
     "browse": browse,
     "serve": serve,
     "datasets": datasets,

@@ -13,7 +13,8 @@ from proxygml.training.recipe import Split
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proxygml.retrieval import Hit
+    from proxygml.embeddings import Embeddings
+    from proxygml.retrieval import Hit, Index
 
 
 def search(
@@ -34,7 +35,7 @@ def search(
         index: Where to search: a run (its images, which are embedded the first time), an .npz of embeddings, or an
             index, by its folder or its address postgresql://...
         hardware: What embeds images.
-        image: Images to search for.
+        image: Images to search for, or folders of images.
         vectors: Or an .npz of embeddings to search for, thousands of them.
         count: How many items to find for each.
         run: What embeds the images, if the index does not contain its network: a run, or a pretrained backbone by its
@@ -44,31 +45,17 @@ def search(
         data: Folder of the run's images, if they have moved.
         json: Print the hits as JSON.
     """
-    if bool(image) == (vectors is not None):
-        raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
-
-    import numpy as np
+    check_queries(image, vectors)
 
     from proxygml.embeddings import Embeddings
     from proxygml.model import kind_of
     from proxygml.retrieval import Index
-    from proxygml.retrieval.validation import check_model
-    from proxygml.vectors import open_vectors, query_model, transform
+    from proxygml.vectors import open_vectors
 
     with show_progress() as progress:
         source = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
-    if vectors is None:
-        model = query_model(index, opened, run=run, load=hardware.load)
-        if model is None:
-            raise ValueError(f"{index} does not contain the network of its vectors: name its run with --run RUN")
-        names = np.array([str(path) for path in image])
-        queries = Embeddings(model.encode(image), np.full(len(image), -1), names, model=model.model_id)
-    else:
-        queries = Embeddings.load(vectors)
-    if space is not None:
-        queries = transform(space, queries)
-    check_model(queries.model, opened.model, index)
+    queries = read_queries(index, opened, hardware, image=image, vectors=vectors, run=run, space=space)
     results = opened.search(queries.vectors, count)
     if json:
         entries = [
@@ -84,6 +71,51 @@ def search(
         remedy = "name their folder with --data" if kind_of(index) == "run" else "use `proxygml index relocate`"
         remedy = f"if they have moved, {remedy}"
         messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}: {remedy}")
+
+
+def check_queries(images: "Sequence[Path]", vectors: Path | None) -> None:
+    """An error unless there are either images or vectors to search for."""
+    if bool(images) == (vectors is not None):
+        raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
+
+
+def read_queries(
+    location: str,
+    index: "Index",
+    hardware: Hardware,
+    *,
+    image: "Sequence[Path]",
+    vectors: Path | None,
+    run: Path | None,
+    space: Path | None,
+) -> "Embeddings":
+    """The vectors of images, embedded by the model of the index at a location, or those of an .npz."""
+    import numpy as np
+
+    from proxygml.embeddings import Embeddings
+    from proxygml.retrieval.validation import check_model
+    from proxygml.vectors import query_model, transform
+
+    if vectors is None:
+        model = query_model(location, index, run=run, load=hardware.load)
+        if model is None:
+            raise ValueError(f"{location} does not contain the network of its vectors: name its run with --run RUN")
+        paths = [path for each in image for path in _images_at(each)]
+        names = np.array([str(path) for path in paths])
+        queries = Embeddings(model.encode(paths), np.full(len(paths), -1), names, model=model.model_id)
+    else:
+        queries = Embeddings.load(vectors)
+    if space is not None:
+        queries = transform(space, queries)
+    check_model(queries.model, index.model, location)
+    return queries
+
+
+def _images_at(path: Path) -> "list[Path]":
+    """The path itself, or the images below a folder."""
+    from proxygml.data.folder import images_below
+
+    return [path / each for each in images_below(path).paths] if path.is_dir() else [path]
 
 
 def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:

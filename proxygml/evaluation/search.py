@@ -11,12 +11,19 @@ from proxygml.evaluation.validation import as_matrix, check_block
 
 
 def neighbors(
-    queries: np.ndarray | Tensor, gallery: np.ndarray | Tensor | None = None, *, count: int, block: int | None = None
+    queries: np.ndarray | Tensor,
+    gallery: np.ndarray | Tensor | None = None,
+    *,
+    count: int,
+    groups: tuple[np.ndarray, np.ndarray] | None = None,
+    block: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The K = count nearest items of queries (M, D): indices (M, K) and Euclidean distances (M, K), nearest first.
 
     Searches gallery (G, D); without one the queries themselves, each excluding itself. Of items at equal distance the
-    lower index comes first. `block` queries are compared at a time; the default fits in 64 MB.
+    lower index comes first. With `groups` of the queries (M,) and of the items (G,), no query finds an item of its own
+    group; where too few are left, the last distances are infinite. `block` queries are compared at a time; the default
+    fits in 64 MB.
     """
     queries = as_matrix(queries, "queries", min_rows=1 if gallery is not None else 2)  # (M, D)
     items = queries if gallery is None else as_matrix(gallery, "gallery", width=queries.shape[1])  # (G, D)
@@ -24,17 +31,23 @@ def neighbors(
     if not 1 <= count <= max_count:
         raise ValueError(f"expected a count from 1 to {max_count}, the number of items, got {count}")
     indices, distances = np.empty((len(queries), count), np.int64), np.empty((len(queries), count))  # (M, K) each
-    for rows, nearest, squared in nearest_in_blocks(queries, items, count, block):
+    for rows, nearest, squared in nearest_in_blocks(queries, items, count, block, groups=groups):
         indices[rows], distances[rows] = nearest, squared.sqrt()
     return indices, distances
 
 
 def nearest_in_blocks(
-    queries: Tensor, items: Tensor, count: int, block: int | None, process: tuple[int, int] = (0, 1)
+    queries: Tensor,
+    items: Tensor,
+    count: int,
+    block: int | None,
+    process: tuple[int, int] = (0, 1),
+    groups: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yields a slice of the queries (M,), their nearest items (B, K) in order, and squared distances (B, K).
 
-    If items (G, D) and queries (M, D) are the same tensor, no query finds itself. Each process gets other blocks.
+    If items (G, D) and queries (M, D) are the same tensor, no query finds itself; with `groups` of the queries (M,) and
+    of the items (G,), none finds an item of its own group. Each process gets other blocks.
     """
     same = queries is items
     block = check_block(min(max(2**23 // len(items), 16), 1024) if block is None else block)
@@ -53,6 +66,9 @@ def nearest_in_blocks(
             scores[:, copies] = scores[:, first[copies]]
         if same:
             scores[:, start:].fill_diagonal_(torch.inf)  # the query itself, by its index
+        if groups is not None:
+            own_group = groups[0][start : start + len(batch), None] == groups[1]  # (B, G)
+            scores[torch.from_numpy(own_group)] = torch.inf
         indices = _smallest(scores, count)  # (B, K)
         own = batch.square().sum(1, keepdim=True) / 2  # (B, 1)
         squared = 2 * (scores.gather(1, indices) + own)  # (B, K)

@@ -1,4 +1,4 @@
-"""The HTTP API, version 1: embed images, search, add and remove items. No path in a request is opened as a file.
+"""The HTTP API, version 1: embed images, search, classify, add and remove items. No path in a request is opened.
 
 Axes: Q queries of a batch, D embedding.
 """
@@ -18,6 +18,7 @@ from proxygml.server.batching import Batcher
 from proxygml.server.images import read_upload
 from proxygml.server.items import Encoder, Items
 from proxygml.server.schema import IMAGE, MAX_ITEMS, Count, Name, Text, errors
+from proxygml.tasks.classify import VOTERS, answer
 
 MAX_UPLOADS, UPLOAD_SECONDS = 8, 60.0  # at a time, each of up to 64 MB; time for one to arrive
 MAX_DECODED = 2  # uploads at a time: each may take a gigabyte
@@ -93,6 +94,16 @@ def create_router(items: Items) -> APIRouter:
         results = await nearest(found[1], count + 1)
         return schema.Results(hits=[hit for hit in results.hits if hit.id != found[0]][:count])
 
+    async def classify(vector: np.ndarray) -> schema.Answer:
+        calibration = await run_in_threadpool(lambda: items.calibration)
+        try:
+            result = answer(await search((vector, VOTERS)), calibration)
+        except ValueError as error:
+            raise HTTPException(409, str(error)) from error
+        candidates = [schema.Candidate(**candidate._asdict()) for candidate in result.candidates]
+        calibrated = calibration is not None
+        return schema.Answer(label=result.label, score=result.score, candidates=candidates, calibrated=calibrated)
+
     async def add(index: Index, new: Embeddings) -> schema.Added:
         if new.model != items.model:
             expected, got = (f"model {model}" if model else "an unknown model" for model in (items.model, new.model))
@@ -138,6 +149,16 @@ def create_router(items: Items) -> APIRouter:
     async def search_id(id: Annotated[int, Query(ge=0, lt=2**63)], count: Count = 10) -> schema.Results:
         """The items nearest to the item with this id, as hits have them, without itself."""
         return await nearest_others(id, count)
+
+    @router.post("/classify/image", responses=errors(408, 409, 413, 415, 422), openapi_extra=IMAGE)
+    async def classify_image(image: Upload) -> schema.Answer:
+        """The class of an image file, which is the body of the request, by a vote of the nearest items."""
+        return await classify(image.vector)
+
+    @router.post("/classify/vector", responses=errors(400, 409, 413, 422))
+    async def classify_vector(query: schema.VectorQuery) -> schema.Answer:
+        """The class of a vector, by a vote of the nearest items."""
+        return await classify(check_vector(query.vector))
 
     @router.post("/items", responses=errors(400, 409, 413, 422))
     async def add_items(index: Writable, new: schema.NewItems) -> schema.Added:

@@ -15,7 +15,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_TOKEN_LENGTH = 16
 MAX_UPLOAD_BYTES = 64 * 2**20  # a photo of 100 megapixels has about 40 MB
 MAX_JSON_BYTES = 4 * 2**20
-IMAGE_ROUTES = ("/v1/embed", "/v1/search/image", "/v1/items/image")
+IMAGE_ROUTES = ("/v1/embed", "/v1/search/image", "/v1/classify/image", "/v1/items/image")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",

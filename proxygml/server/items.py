@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from proxygml.retrieval import Hit, Index
+from proxygml.tasks.classify import Calibration, read_calibration
 
 
 class Encoder(Protocol):
@@ -29,6 +30,10 @@ class Items(Protocol):
     read_only: str  # why items are neither added nor removed, if `writer` is None
 
     def __len__(self) -> int: ...
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """From which score on an image is of a known class; None: always."""
 
     def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
         """The `count` nearest to each query (M, D), nearest first."""
@@ -59,3 +64,7 @@ class IndexItems:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return read_calibration(self._index)

@@ -18,6 +18,7 @@ from proxygml.retrieval.adding import item_name
 from proxygml.retrieval.validation import check_model
 from proxygml.server.items import IndexItems
 from proxygml.server.space import Proxies, Space
+from proxygml.tasks.classify import read_calibration
 from proxygml.training.recipe import Split, is_class_name
 from proxygml.vectors import open_vectors, query_model, read_all, run_parts
 
@@ -38,6 +39,7 @@ def open_space(
         name, model = f"{path.resolve().name}, {SPLIT_NAMES[split]} images", load(path, data=data)
         parts = run_parts(model, split, progress=progress)
         embeddings, open_one = _open_listed(parts, _load_images(model))
+        calibration = read_calibration(*parts.values()) if len(parts) == 1 else None
     else:
         source = open_vectors(location)
         embeddings = read_all(source)
@@ -47,6 +49,7 @@ def open_space(
             return Space(path.name, embeddings, open_image=open_one, no_upload=NO_UPLOAD)
         folder = source.model_folder()  # queries are embedded by the network that an index may contain
         name, model = source.location, None if folder is None else load(folder)
+        calibration = read_calibration(source)
         paths = embeddings.paths if data is None else _moved_paths(embeddings.paths, data)
         open_one = _open_files(paths, [Path()], confined=False)
         if open_one is None and Path(str(paths[0])).is_absolute():
@@ -59,6 +62,7 @@ def open_space(
         encoder=None if own_network else model,
         no_upload=NO_UPLOAD,
         proxies=None if model is None else _load_proxies(model, embeddings),
+        calibration=calibration,
     )
 
 

@@ -79,6 +79,18 @@ class Results(BaseModel):
     hits: list[Hit] = Field(description="nearest first")
 
 
+class Candidate(BaseModel):
+    label: str
+    probability: float = Field(description="that it is the right class, if the index has that")
+
+
+class Answer(BaseModel):
+    label: str | None = Field(description="name of the class; null: unknown")
+    score: float = Field(description="similarity of the nearest item, less if the classes of its neighbors disagree")
+    candidates: list[Candidate] = Field(description="classes of the nearest items, the likeliest first")
+    calibrated: bool = Field(description="whether `proxygml calibrate` was run; otherwise nothing is unknown")
+
+
 class Added(BaseModel):
     added: int
     existing: int = Field(description="items with a path that was there already: they stay unchanged")
@@ -99,7 +111,7 @@ REASONS = {
     403: "from a page of another site, or under another host name",
     404: "no such item",
     408: "took too long to arrive",
-    409: "not here: without a network, read-only, or vectors of another network",
+    409: "not here: without a network or labels, read-only, or vectors of another network",
     413: "too large",
     415: "not a readable image",
     422: "not as expected",

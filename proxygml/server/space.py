@@ -18,6 +18,7 @@ from proxygml.retrieval import Hit, Index
 from proxygml.retrieval.hits import cosines
 from proxygml.retrieval.validation import have_unit_length
 from proxygml.server.items import Encoder
+from proxygml.tasks.classify import Calibration
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,9 @@ class Space:
         encoder: Encoder | None = None,
         no_upload: str = "",
         proxies: Proxies | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        self.name, self.open_image, self.encoder = name, open_image, encoder
+        self.name, self.open_image, self.encoder, self.calibration = name, open_image, encoder, calibration
         self.no_upload, self.proxies = no_upload, proxies
         vectors = np.ascontiguousarray(embeddings.vectors, np.float32)  # (M, D)
         if not vectors.size:

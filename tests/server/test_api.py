@@ -21,6 +21,7 @@ from proxygml.server.items import IndexItems
 from proxygml.server.opening import open_items
 from proxygml.server.server import create_app
 from proxygml.server.space import Space
+from proxygml.tasks.classify import Calibration, store_calibration
 from proxygml.training.run import Run
 from tests.server.test_server import encoded_image
 
@@ -97,6 +98,20 @@ class TestReading:
             "width": 40,
             "height": 30,
         }
+
+    def test_classify(self, client: TestClient, location: Path) -> None:
+        near = {"vector": [float(np.cos(0.5)), float(np.sin(0.5))]}
+        answer = client.post("/v1/classify/vector", json=near).json()
+        assert (answer["label"], answer["calibrated"]) == ("odd", False)
+        assert [candidate["label"] for candidate in answer["candidates"]] == ["odd", "even"]
+        found = client.post("/v1/classify/image", content=encoded_image("white")).json()
+        assert (found["label"], 0 < found["score"] < 1) == ("even", True)
+        store_calibration(Index.open(location), Calibration(0.99, 0.1, 1.0, 0.01, "m", 3, 2))  # by another process
+        answer = client.post("/v1/classify/vector", json=near).json()
+        assert (answer["label"], answer["calibrated"]) == (None, True)
+        Index.open(location).remove(["0.png", "1.png", "2.png"])
+        rejected = client.post("/v1/classify/vector", json=near)
+        assert (rejected.status_code, "needs labels" in rejected.json()["error"]) == (409, True)
 
     def test_concurrent_searches_share_a_call(self, location: Path) -> None:
         items, calls = items_of(location), []

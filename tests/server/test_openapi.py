@@ -10,6 +10,7 @@ from tests.server.test_api import BEARER, TOKEN, Brightness, points
 
 OPERATIONS = ["GET /v1/health", "GET /v1/search/path", "GET /v1/search/id"]
 OPERATIONS += [f"POST /v1/{name}" for name in ("embed", "search/image", "search/vector", "items", "items/image")]
+OPERATIONS += [f"POST /v1/classify/{name}" for name in ("image", "vector")]
 OPERATIONS += ["DELETE /v1/items"]
 
 

@@ -1,0 +1,1 @@
+"""What people do with an embedding space: classify, calibrate, cluster, audit."""
