@@ -8,6 +8,7 @@ on the other classes. Rows are added to results/bench/tasks.json; --quick uses s
 """
 
 import argparse
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from proxygml.paper.tables import Table
 from proxygml.retrieval import Index
 from proxygml.tasks.calibrate import auroc, calibrate, calibration_error
 from proxygml.tasks.classify import classify
+from proxygml.tasks.cluster import agreement, find_clusters
 from proxygml.vectors import open_vectors, read_all
 
 SEEDS = 3
@@ -95,7 +97,35 @@ def unknown_table(rows: dict[str, dict[str, list[float]]]) -> str:
     return Table(("%", *columns.values()), tuple(cells)).to_markdown()
 
 
-PARTS: dict[str, tuple[Callable[[Embeddings], dict], Callable[[dict], str]]] = {"unknown": (unknown, unknown_table)}
+def clusters(items: Embeddings) -> dict[str, dict[str, float]]:
+    """Agreement with the labels of as many k-means clusters as classes, and of HDBSCAN."""
+    rows = {}
+    for name, count in (("k-means", len(np.unique(items.labels))), ("HDBSCAN", None)):
+        started = time.process_time()
+        found = find_clusters(items.vectors, count)
+        rows[name] = agreement(items.labels, found) | {"seconds": time.process_time() - started}
+        rows[name] |= {"clusters": int(found.max()) + 1, "classes": len(np.unique(items.labels))}
+        rows[name] |= {"clustered": float(np.mean(found >= 0))}
+        inside = agreement(items.labels[found >= 0], found[found >= 0])
+        rows[name] |= {"clustered_ami": inside["ami"]}
+    return rows
+
+
+def clusters_table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+    keys = ("nmi", "ami", "b_cubed", "clustered", "clustered_ami")
+    cells = [
+        (f"{name}, {method}", f"{row['clusters']} of {row['classes']}", *(f"{100 * row[key]:.1f}" for key in keys))
+        for name, methods in rows.items()
+        for method, row in methods.items()
+    ]
+    columns = ("%", "clusters, classes", "NMI", "AMI", "B-cubed F1", "images in clusters", "AMI of these")
+    return Table(columns, tuple(cells)).to_markdown()
+
+
+PARTS: dict[str, tuple[Callable[[Embeddings], dict], Callable[[dict], str]]] = {
+    "unknown": (unknown, unknown_table),
+    "clusters": (clusters, clusters_table),
+}
 
 
 def main() -> None:

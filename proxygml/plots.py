@@ -1,7 +1,9 @@
 """Plots of a run: training curves, neighbors, also before and after training, and a t-SNE map of the embeddings."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from proxygml.data import open_image
 from proxygml.files import atomic_write
 from proxygml.fonts import drawable, fit
 
@@ -218,6 +221,30 @@ def draw_separation(
     second.scatter(100 * means[counts > 0], 100 * hits[counts > 0], 10 + 400 * counts[counts > 0] / len(bins), RIGHT)
     second.plot([0, 100], [0, 100], ":", color=QUERY)
     second.set(xlabel="probability of the answer, %", ylabel="answers that are right, %", title="Reliability")
+    _save(figure, path)
+
+
+def draw_sheet(rows: Sequence[tuple[str, Sequence[Path | None]]], path: Path) -> None:
+    """Rows of image files, each with a title on the left; nothing if there are no files."""
+    found = [(title, own) for title, files in rows if (own := [file for file in files if file is not None])]
+    if not found:
+        return
+    titles, families = drawable([line for title, _ in found for line in title.split("\n")])
+    lines = iter(titles)
+    columns = max(len(files) for _, files in found)
+    figure = Figure(figsize=(2.2 + 0.95 * columns, 0.3 + len(found)), layout="constrained")
+    cells = figure.subplots(len(found), columns + 1, squeeze=False, width_ratios=[2.2] + [0.95] * columns)
+    for axis in cells.ravel():
+        axis.axis("off")
+    for (first, *others), (title, files) in zip(cells, found, strict=True):
+        text = "\n".join(shorten(next(lines), 32, placeholder="…") for _ in title.split("\n"))
+        options: dict[str, Any] = {"family": families, "va": "center", "size": "small", "parse_math": False}
+        first.text(0, 0.5, text, transform=first.transAxes, **options)
+        for axis, file in zip(others, files, strict=False):
+            with suppress(OSError, ValueError), open_image(file) as image:  # a damaged file leaves a gap
+                thumbnail = image.convert("RGB")
+                thumbnail.thumbnail((128, 128))
+                axis.imshow(np.asarray(thumbnail))
     _save(figure, path)
 
 

@@ -46,6 +46,7 @@ COMMANDS = [
     "search",
     "classify",
     "calibrate",
+    "cluster",
     "browse",
     "serve",
     "datasets",

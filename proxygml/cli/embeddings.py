@@ -66,7 +66,7 @@ def embed(
         join_processes()
         with show_progress() as progress:
             parts = _images_below(source) if is_folder else _run_images(model, split, dataset, data)
-            result = _embed(model, parts, skip_broken or model.recipe.skip_broken, progress)
+            result = embed_images(model, parts, skip_broken or model.recipe.skip_broken, progress)
         if not is_first_process():
             return
         result.save(out)
@@ -107,7 +107,7 @@ def _run_images(model: "Model", split: Split | None, dataset: str | None, data: 
     return parts
 
 
-def _embed(model: "Model", parts: "list[ImageList]", skip_broken: bool, progress: Progress) -> "Embeddings":
+def embed_images(model: "Model", parts: "list[ImageList]", skip_broken: bool, progress: Progress) -> "Embeddings":
     """Embeddings of images; unreadable ones are an error, or skipped."""
     from proxygml.data.readable import describe_skipped, readable_images
     from proxygml.embeddings import concatenate

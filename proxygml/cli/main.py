@@ -10,6 +10,7 @@ import tyro
 
 from proxygml.cli.browse import browse
 from proxygml.cli.classify import calibrate, classify
+from proxygml.cli.cluster import cluster
 from proxygml.cli.doctor import doctor
 from proxygml.cli.embeddings import embed, evaluate
 from proxygml.cli.export import export
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "search": search,
     "classify": classify,
     "calibrate": calibrate,
+    "cluster": cluster,
     "browse": browse,
     "serve": serve,
     "datasets": datasets,

@@ -1,0 +1,128 @@
+"""Clusters as links and a table, and their agreement with labels."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml.cli.main import main
+from proxygml.data import table
+from proxygml.embeddings import Embeddings
+from proxygml.tasks.cluster import agreement, find_clusters
+from proxygml.tasks.photos import image_files
+from proxygml.training.run import Run
+from tests.tasks.conftest import blobs
+from tests.test_model import failure, run_command
+
+
+@pytest.mark.parametrize("count", [4, None])
+def test_separate_groups_are_found(count: int | None) -> None:
+    items = blobs(4, 12, spread=0.02)
+    found = find_clusters(items.vectors, count)
+    assert sorted(np.bincount(found)) == [12] * 4
+    assert len({*zip(found.tolist(), items.labels.tolist(), strict=True)}) == 4
+
+
+def test_outliers_are_in_no_cluster_and_the_largest_comes_first() -> None:
+    items = blobs(3, 10, spread=0.02)
+    far = 5 * np.random.default_rng(1).normal(size=(2, items.dim))
+    found = find_clusters(np.concatenate([items.vectors[4:], far]))  # the first class has six
+    assert found[-2:].tolist() == [-1, -1]
+    assert Counter(found[:-2].tolist()) == {0: 10, 1: 10, 2: 6}
+
+
+def test_agreement_by_loops() -> None:
+    rng = np.random.default_rng(0)
+    labels, found = rng.integers(0, 4, 60), rng.integers(-1, 5, 60)
+    precision, recall = [], []
+    for row in range(60):
+        same = {row} if found[row] < 0 else {*np.flatnonzero(found == found[row]).tolist()}
+        own = {*np.flatnonzero(labels == labels[row]).tolist()}
+        precision.append(len(same & own) / len(same))
+        recall.append(len(same & own) / len(own))
+    f1 = 2 * np.mean(precision) * np.mean(recall) / (np.mean(precision) + np.mean(recall))
+    assert agreement(labels, found)["b_cubed"] == pytest.approx(f1)
+    assert agreement(labels, labels + 7) == pytest.approx({"nmi": 1, "ami": 1, "b_cubed": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 1}, "expected 2 to 20 clusters, the number of images, got 1"),
+        ({"clusters": 21}, "got 21"),
+        ({"min_size": 1}, "clusters of at least 2 to 20 images, got 1"),
+    ],
+)
+def test_impossible_clusters_are_one_line(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_clusters(blobs(2, 10).vectors, **options)
+
+
+def test_files_outside_a_strangers_folder_are_none(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for path in ("photos/in.png", "out.png"):
+        (tmp_path / path).write_bytes(b"")
+    (tmp_path / "photos/link.png").symlink_to(tmp_path / "out.png")
+    paths = np.array(["in.png", "../out.png", str(tmp_path / "out.png"), "link.png", "missing.png"])
+    roots = [tmp_path / "nothing", tmp_path / "photos"]
+    assert image_files(paths, roots, confined=True) == [tmp_path / "photos/in.png", None, None, None, None]
+    assert image_files(paths, roots, confined=False)[2] == tmp_path / "out.png"
+
+
+class TestCommand:
+    @pytest.fixture
+    def photos(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """PHOTOS with photos of the same names in four folders, and their vectors in vectors.npz."""
+        monkeypatch.chdir(tmp_path)
+        items = blobs(4, 6, spread=0.02)
+        paths = np.array([f"{label}/{number % 6}.png" for number, label in enumerate(items.labels)])
+        for path, label in zip(paths, items.labels, strict=True):
+            (Path("PHOTOS") / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (60 * int(label), 80, 0)).save(Path("PHOTOS") / path)
+        Embeddings(items.vectors, items.labels, paths, items.class_names).save(Path("vectors.npz"))
+        return tmp_path
+
+    def test_links_and_table(self, photos: Path, capsys) -> None:
+        shown = run_command(capsys, "cluster", "vectors.npz", "--data", "PHOTOS", "--out", "sorted", "--clusters", 2)
+        assert "24 images in 2 clusters, 0 in none" in shown
+        links = sorted(Path("sorted").glob("cluster-*/*.png"))
+        assert len({link.resolve() for link in links}) == 24  # each photo once, although names are the same
+        assert all(link.is_symlink() and not link.readlink().is_absolute() for link in links)
+        with open("sorted/clusters.csv") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            assert (Path("sorted") / row["path"]).resolve().parent.name == row["was"].removeprefix("class")
+        images, _ = table.load(Path("sorted/clusters.csv"), test_fraction=0)
+        assert sorted(images.class_names) == ["cluster-001", "cluster-002"]
+        with images.open(0) as image:
+            assert image.size == (40, 30)
+        assert Path("sorted/clusters.png").stat().st_size > 5_000
+        assert "exists already" in failure(capsys, "cluster", "vectors.npz", "--out", "sorted")
+
+    def test_folder_of_photos_without_labels(self, photos: Path, trained_run: Run, capsys) -> None:
+        command = ["cluster", "PHOTOS", "--run", trained_run.folder, "--min-size", 3, "--out", "sorted", "--json"]
+        numbers = json.loads(run_command(capsys, *command))
+        assert (numbers["images"], numbers["clusters"] >= 2) == (24, True)
+
+    def test_vectors_without_images(self, photos: Path, capsys) -> None:
+        blobs(4, 8, spread=0.02).save(Path("other.npz"))
+        shown = run_command(capsys, "cluster", "other.npz", "--out", "sorted")
+        assert "none of the images was found, first class0/0.jpg: no links" in shown
+        assert [path.name for path in Path("sorted").iterdir()] == ["clusters.csv"]
+        assert "AMI 100.0 %" in shown
+
+    def test_mistakes_are_one_line(self, photos: Path, capsys) -> None:
+        np.savez("one.npz", vectors=np.ones((1, 4)))
+        assert "expected 2 or more images to cluster, got 1" in failure(capsys, "cluster", "one.npz", "--out", "x")
+        line = failure(capsys, "cluster", "vectors.npz", "--out", "x", "--min-size", "20")
+        assert "no 20 images are closer to each other than to the rest: try --clusters K" in line
+        line = failure(capsys, "cluster", "vectors.npz", "--out", "x", "--run", "PHOTOS")
+        assert "--run embeds a folder of images" in line
+        assert not Path("x").exists()
+        with pytest.raises(SystemExit):
+            main(["cluster", "vectors.npz"])
+        assert "--out" in capsys.readouterr().err
