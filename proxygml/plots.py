@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -237,7 +236,7 @@ def draw_sheet(rows: Sequence[tuple[str, Sequence[Path | None]]], path: Path) ->
     for axis in cells.ravel():
         axis.axis("off")
     for (first, *others), (title, files) in zip(cells, found, strict=True):
-        text = "\n".join(shorten(next(lines), 32, placeholder="…") for _ in title.split("\n"))
+        text = "\n".join(next(lines)[:32] for _ in title.split("\n"))
         options: dict[str, Any] = {"family": families, "va": "center", "size": "small", "parse_math": False}
         first.text(0, 0.5, text, transform=first.transAxes, **options)
         for axis, file in zip(others, files, strict=False):

@@ -47,6 +47,7 @@ COMMANDS = [
     "classify",
     "calibrate",
     "cluster",
+    "audit",
     "browse",
     "serve",
     "datasets",
@@ -236,12 +237,14 @@ def test_generated_page_is_current(module: str, results: str) -> None:
 
 
 def test_tables_in_documents_are_current() -> None:
-    names = ("bench/features", "faults", "bench/tasks")
-    features, faults, tasks = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    names = ("bench/features", "faults", "bench/tasks", "bench/audit")
+    features, faults, tasks, audit = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
     assert importlib.import_module("benchmarks.features").table(features) in text_of("features")
     assert faults["summary"] in text_of("faults")
     for part, (_, table) in importlib.import_module("benchmarks.tasks").PARTS.items():
         assert table(tasks[part]) in text_of("tasks")
+    for table in ("lists_table", "mended_table"):
+        assert getattr(importlib.import_module("benchmarks.audit"), table)(audit) in text_of("tasks")
 
 
 @pytest.mark.slow

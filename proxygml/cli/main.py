@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from proxygml.cli.audit import audit
 from proxygml.cli.browse import browse
 from proxygml.cli.classify import calibrate, classify
 from proxygml.cli.cluster import cluster
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "classify": classify,
     "calibrate": calibrate,
     "cluster": cluster,
+    "audit": audit,
     "browse": browse,
     "serve": serve,
     "datasets": datasets,

@@ -1,0 +1,160 @@
+"""Wrong labels, duplicates and outliers that were put there are found, and corrected in a table."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from proxygml.data import table
+from proxygml.embeddings import Embeddings
+from proxygml.tasks.audit import audit, confused_classes, doubtful_labels
+from proxygml.tasks.corrections import describe
+from proxygml.training.run import Run
+from tests.tasks.conftest import blobs
+from tests.test_model import failure, run_command
+
+WRONG = [3, 40, 77]  # rows
+
+
+def flawed() -> Embeddings:
+    """Twelve classes of ten with three wrong labels, a copy of row 0 in another class, and a row unlike all others."""
+    items = blobs(12, 10, spread=0.1)
+    labels, vectors = items.labels.copy(), items.vectors.copy()
+    labels[WRONG] = (labels[WRONG] + 5) % 12
+    vectors[111], labels[111] = vectors[0] + 1e-4, 11
+    vectors[119] = -vectors[:110].sum(axis=0) / np.linalg.norm(vectors[:110].sum(axis=0))
+    return replace(items, vectors=vectors, labels=labels)
+
+
+def test_what_is_wrong_is_found() -> None:
+    items = flawed()
+    found = audit(items)
+    labels = [finding for finding in found.findings if finding.kind == "label"]
+    suspects = {*WRONG, 111, 119}
+    assert {finding.row for finding in labels} <= suspects
+    assert {finding.row for finding in labels} >= {*WRONG}
+    for finding in labels:
+        if finding.row in WRONG:
+            assert finding.suggestion == str(items.paths[finding.row]).split("/")[0]
+    (copy,) = [finding for finding in found.findings if finding.kind == "duplicate"]
+    assert (copy.row, copy.other, copy.score > 0.999) == (111, 0, True)
+    assert describe(items, copy) == "across classes"
+    assert describe(items, copy, np.repeat(["train", "test"], [100, 20])) == "across classes and train and test"
+    assert 119 in [finding.row for finding in found.findings if finding.kind == "outlier"]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.2])
+def test_number_of_wrong_labels_is_estimated(rate: float) -> None:
+    items = blobs(40, 25, spread=0.15)
+    rng = np.random.default_rng(1)
+    wrong = rng.random(len(items)) < rate
+    labels = np.where(wrong, (items.labels + rng.integers(1, 40, len(items))) % 40, items.labels)
+    margins, suggestions, count = doubtful_labels(items.vectors, labels)
+    assert abs(count - wrong.sum()) <= 4 + 0.2 * wrong.sum()
+    listed = np.argsort(margins)[: wrong.sum()]
+    if wrong.any():
+        assert wrong[listed].mean() > 0.95
+        assert (suggestions[listed] == items.labels[listed]).mean() > 0.9
+
+
+def test_margin_leaves_out_the_image_itself() -> None:
+    vectors = np.array([[1, 0.1], [1, -0.1], [-1, 0.1], [-1, -0.1], [-1, 0.0]])
+    margins, suggestions, _ = doubtful_labels(vectors, np.array([0, 0, 1, 1, 0]))
+    assert margins.argmin() == 4
+    assert suggestions[4] == 1
+
+
+def test_confused_and_split_classes() -> None:
+    items = blobs(6, 20, spread=0.02)
+    labels = items.labels.copy()
+    labels[:20] = np.arange(20) % 2 * 6  # one class under two names
+    labels[100:] = 4  # two classes under one
+    names = np.array([f"class{label}" for label in range(7)])
+    found = audit(replace(items, labels=labels, class_names=names))
+    assert [pair[:2] for pair in found.confused] == [("class0", "class6")]
+    assert 0.4 < found.confused[0][2] < 0.7
+    assert [name for name, _ in found.split] == ["class4"]
+
+
+def test_confusion_by_hand() -> None:
+    items = Embeddings(np.zeros((4, 1)), np.array([0, 0, 1, 1]), np.arange(4).astype(str), np.array(["a", "b"]))
+    assert confused_classes(items, np.array([[1, 2], [0, 2], [3, 0], [2, 1]])) == [("a", "b", 0.5)]
+
+
+def test_labels_that_are_all_wrong_are_one_line() -> None:
+    items = blobs(12, 10, spread=0.05)
+    with pytest.raises(ValueError, match=r"about \d+ % of the labels contradict the vectors: are they those of other"):
+        audit(replace(items, labels=np.random.default_rng(0).permutation(items.labels)))
+
+
+def test_without_labels_only_duplicates_and_outliers() -> None:
+    items = flawed()
+    for labels in (np.full(120, -1), np.zeros(120, int)):  # none, one class
+        found = audit(replace(items, labels=labels))
+        assert {finding.kind for finding in found.findings} == {"duplicate", "outlier"}
+    with pytest.raises(ValueError, match="expected 3 or more images to audit, got 2"):
+        audit(replace(items, vectors=items.vectors[:2], labels=items.labels[:2], paths=items.paths[:2]))
+
+
+class TestCommand:
+    @pytest.fixture
+    def photos(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """PHOTOS with the images of vectors.npz."""
+        monkeypatch.chdir(tmp_path)
+        items = flawed()
+        for path, label in zip(items.paths.tolist(), items.labels.tolist(), strict=True):
+            (Path("PHOTOS") / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), (20 * label, 80, 0)).save(Path("PHOTOS") / path)
+        items.save(Path("vectors.npz"))
+        return tmp_path
+
+    def accept(self, rows: dict[str, str]) -> None:
+        """Write into the column accept of rows by kind and path."""
+        with open("audit/audit.csv") as file:
+            lines = list(csv.DictReader(file))
+        for line in lines:
+            line["accept"] = rows.get(f"{line['kind']} {line['path']}", "")
+        with open("accepted.csv", "w") as file:
+            writer = csv.DictWriter(file, lines[0].keys())
+            writer.writeheader()
+            writer.writerows(lines)
+
+    def test_accepted_rows_are_corrected(self, photos: Path, capsys) -> None:
+        source = ["audit", "vectors.npz", "--data", "PHOTOS"]
+        shown = run_command(capsys, *source, "--out", "audit")
+        assert "120 images: " in shown
+        assert "1 near-duplicates" in shown
+        assert Path("audit/audit.png").stat().st_size > 5_000
+        self.accept({"label class0/3.jpg": "yes", "duplicate class11/111.jpg": "x", "outlier class11/119.jpg": "no"})
+        apply = [*source, "--apply", "accepted.csv", "--out"]
+        shown = run_command(capsys, *apply, "PHOTOS/corrected.csv")
+        assert "1 labels corrected, 1 images left out" in shown
+        images, _ = table.load(Path("PHOTOS/corrected.csv"), test_fraction=0)
+        assert len(images) == 119
+        labels = dict(zip(images.paths, images.labels, strict=True))
+        assert images.class_names[labels["class0/3.jpg"]] == "class0"
+        assert images.class_names[labels["class4/40.jpg"]] == "class9"  # not accepted
+        assert "expected --out in a folder that contains the images" in failure(capsys, *apply, "other/corrected.csv")
+        self.accept({"label class0/3.jpg": "perhaps"})
+        assert "expected yes or nothing in the column accept, got 'perhaps'" in failure(capsys, *apply, "PHOTOS/c.csv")
+        Path("accepted.csv").write_text("path,label\na,b\n")
+        assert "expected the columns of audit.csv, got none named accept" in failure(capsys, *apply, "PHOTOS/c.csv")
+        blobs(2, 5).save(Path("other.npz"))
+        self.accept({"label class3/3.jpg": "", "duplicate class11/111.jpg": "yes"})
+        line = failure(capsys, "audit", "other.npz", "--apply", "accepted.csv", "--out", "c.csv")
+        assert "there is no image 'class11/111.jpg': name the source that was audited" in line
+        assert "exists already" in failure(capsys, *source, "--out", "audit")
+        assert "got the folder audit" in failure(capsys, *apply, "audit")
+
+    def test_run_reports_duplicates_across_train_and_test(self, trained_run: Run, photos: Path, capsys) -> None:
+        numbers = json.loads(run_command(capsys, "audit", trained_run.folder, "--out", "audit", "--json"))
+        assert numbers["images"] > 400
+        assert numbers["across_train_and_test"] <= numbers["duplicates"]
+        apply = ["--apply", "audit/audit.csv", "--out", "corrected.csv"]
+        assert "0 labels corrected" in run_command(capsys, "audit", trained_run.folder, *apply)
+        with open("corrected.csv") as file:
+            assert {row["split"] for row in csv.DictReader(file)} == {"train", "test"}
