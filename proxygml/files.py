@@ -214,7 +214,7 @@ def one_line(value: object, max_length: int = 300) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ": did you mean 'x'?" with the known name closest to an unknown one; empty if none is close."""
-    names = list(known)
+    names = sorted(known, key=len)
     nearest = [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1, cutoff=0.4)
     return f": did you mean {nearest[0]!r}?" if nearest else ""
 

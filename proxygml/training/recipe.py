@@ -104,7 +104,7 @@ class LossSettings(ProxyGMLSettings):
     loss_settings: tuple[str, ...] = ()
     """Settings of a loss other than proxygml, by its own names: alpha=2 beta=40."""
     proxy_start: Literal["random", "samples"] = "random"
-    """Not in the paper: samples starts proxies at the embeddings of random training images of their class."""
+    """Not in the paper: samples starts the proxies of proxygml at random training images of their class."""
     start_ratio: float | None = None
     """Not in the paper: r in the first epoch, decreasing geometrically to `ratio` in the last."""
     shard: bool = False
@@ -203,8 +203,8 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
             raise ValueError("epochs 0 trains nothing: expected epochs of at least 1, or head_start fitted")
         if self.head_start == "fitted" and (self.head == "none" or not pretrained):
             raise ValueError("head_start fitted needs a pretrained network with head linear: set weights")
-        if self.proxy_start == "samples" and (self.loss != "proxygml" or self.shard):
-            raise ValueError("proxy_start samples needs loss proxygml without shard")
+        if self.proxy_start == "samples" and self.shard:
+            raise ValueError("proxy_start samples needs all proxies in one process: leave out shard")
         if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
             raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):

@@ -161,7 +161,7 @@ class Trainer:
             if self.writes:
                 fit_head(model.head, features.vectors, features.labels, seed=recipe.seed, progress=self.progress)
             model.head.load_state_dict(self.fabric.broadcast(model.head.state_dict()))
-        if recipe.proxy_start == "samples":
+        if recipe.proxy_start == "samples" and recipe.loss == "proxygml":
             vectors, labels = (part.cpu().numpy() for part in self._embed_training_images())
             start_at_samples(cast(Tensor, loss.proxies), vectors, labels, seed=recipe.seed)
         start: dict[str, Any] = {}

@@ -151,7 +151,7 @@ class TestMistakes:
         [
             (["--dataset", "folder"], "expected a folder of your images as --data"),
             (["--data", "/somewhere"], "glyphs are drawn and need no --data"),
-            (["--backbone", "resnet9000"], "expected a backbone among"),
+            (["--backbone", "resnet9000"], "expected a backbone, got 'resnet9000': did you mean"),
             (["--image-size", "8"], "expected 16 pixels or more"),
             (["--held-out", "0.95", "--classes", "12"], "leaves 1 of 12 classes to train on"),
             (["--weights", "nowhere.pth"], "nowhere.pth"),
@@ -172,7 +172,10 @@ class TestMistakes:
         ("options", "words"),
         [
             (["glyphs"], "--resume continues with the settings of the run: leave out glyphs"),
-            (["--out", "elsewhere"], "--resume continues a run in its own folder: leave out --out and --like"),
+            (
+                ["--out", "elsewhere"],
+                "--resume continues a run in its own folder: leave out --out, --like and --minutes",
+            ),
             (["--epochs", "1"], "2 epochs are already trained: expected epochs of at least that, got 1"),
             (["--seed", "3"], "--resume cannot change seed from 0 to 3"),
             (["--data", "nowhere"], "are not in /nowhere: name their folder with --data"),

@@ -14,7 +14,7 @@ from proxygml.training.run import Run
 from tests.cli.test_cli import failure
 from tests.features.test_estimator import birds
 
-FEATURES, LABELS = birds(8)
+FEATURES, LABELS = birds(24)
 NEW, NEW_LABELS = birds(4, seed=1)  # other classes
 
 
@@ -61,7 +61,7 @@ def test_fit_prints_held_out_scores(fitted: Path, tmp_path: Path, capsys: pytest
     assert f"{tmp_path / 'space'}: 24 features -> 24 dimensions" in shown
     assert "exists already" in failure(capsys, "fit", *options)[1]
     scores = json.loads(run_command(capsys, "fit", *options[:2], tmp_path / "other", *options[3:], "--json"))
-    assert scores["features"]["classes"] == 2
+    assert scores["features"]["classes"] == 6
 
 
 def test_search_in_a_space(fitted: Path, capsys: pytest.CaptureFixture) -> None:

@@ -158,8 +158,8 @@ def test_fit_ends_stream() -> None:
 
 @pytest.mark.slow
 def test_pipeline_and_grid_search() -> None:
-    features, labels = birds(4, each=20)
-    names = np.array(["wren", "crow", "jay", "tit"])[labels]
+    features, labels = birds(24)
+    names = np.char.add("bird ", labels.astype(str))
     pipeline = make_pipeline(StandardScaler(), ProxyGMLEmbedding(epochs=3, random_state=0), KNeighborsClassifier(3))
     search = GridSearchCV(pipeline, {"proxygmlembedding__n_components": [2, 8]}, cv=3).fit(features, names)
     assert search.best_params_["proxygmlembedding__n_components"] == 8
@@ -217,7 +217,7 @@ def test_progress_is_reported() -> None:
     def report(what: str, done: int, total: int, note: str) -> None:
         reports.append((what, done, total))
 
-    for classes in (12, 3):  # of three, none is held out
+    for classes in (24, 12):  # of twelve, none is held out
         ProxyGMLEmbedding(epochs=2, progress=report, random_state=0).fit(*birds(classes))
     assert reports[:3] == [("early stopping", done, 3) for done in (1, 2, 3)]
     assert reports[-2:] == [("fitting", 1, 2), ("fitting", 2, 2)]

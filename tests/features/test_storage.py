@@ -11,12 +11,12 @@ from proxygml.features.storage import NUMBERS, SETTINGS
 from proxygml.files import with_checksum
 from tests.features.test_estimator import birds
 
-FEATURES, LABELS = birds(8)
+FEATURES, LABELS = birds(24)
 
 
 @pytest.fixture(scope="module")
 def fitted() -> ProxyGMLEmbedding:
-    return ProxyGMLEmbedding(6, epochs=2, random_state=0).fit(FEATURES, np.array([f"bird {n}" for n in LABELS]))
+    return ProxyGMLEmbedding(6, epochs=2, random_state=0).fit(FEATURES, np.array([f"bird {n:02}" for n in LABELS]))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_held_out_scores_before_and_after(fitted: ProxyGMLEmbedding) -> None:
     for scores, history in (("whitened", fitted.held_out_score_[0]), ("trained", max(fitted.held_out_score_))):
         kept = fitted.held_out_scores_[scores]
         assert 50 * (kept.recall[1] + kept.map_at_r) == history
-    assert fitted.held_out_scores_["features"].classes == 2
+    assert fitted.held_out_scores_["features"].classes == 6
     assert ProxyGMLEmbedding(epochs=1, held_out=0).fit(FEATURES, LABELS).held_out_scores_ == {}
 
 

@@ -136,7 +136,7 @@ def test_test_images_have_the_test_size(recipe: Recipe) -> None:
     [
         ({"head_start": "fitted"}, "head_start fitted needs a pretrained network with head linear"),
         ({"epochs": 0}, "epochs 0 trains nothing"),
-        ({"proxy_start": "samples", "loss": "triplet"}, "proxy_start samples needs loss proxygml"),
+        ({"proxy_start": "samples", "shard": True}, "proxy_start samples needs all proxies in one process"),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict, message: str) -> None:
