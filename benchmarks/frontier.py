@@ -3,8 +3,8 @@
     python -m benchmarks.frontier --data ROOT --work FOLDER [--only cub-photos ...]    run what is missing
     python -m benchmarks.frontier --report       the plot and the tables of docs/photos.md, from results/frontier
 
-ROOT has CUB_200_2011 and Cars196. Rows called "search" are scored on 20 % of the training classes, which chose the
-settings of the presets; all others are scored once, on the test classes. The time of a row is that of one thread (CPU
+ROOT has CUB_200_2011 and Cars196. Rows are scored once, on the test classes: `benchmarks.photo_search` chose the
+settings on training classes. The time of a row is that of one thread (CPU
 time: set OMP_NUM_THREADS=1), from the start of the command to its pictures. A finished row is a file in
 results/frontier; an interrupted one starts again.
 """
@@ -31,20 +31,8 @@ from proxygml.training.start import train
 RESULTS, PAGE, PLOT = Path("results/frontier"), Path("docs/photos.md"), Path("docs/frontier.png")
 FOLDERS = {"cub": "CUB_200_2011", "cars": "Cars196"}
 NAMES = {"cub": "CUB-200-2011", "cars": "Cars196"}
-TITLES = {"photos-fast": "head on frozen features", "photos": "photos", "photos-best": "photos-best"}
 SEEDS = 3
 HEAD_SIZES = {"cub": (128, 160, 288), "cars": (128, 160, 192)}
-SEARCH = {
-    "as the preset": {},
-    "random head": {"head_start": "uniform"},
-    "random proxies": {"proxy_start": "random"},
-    "random head and proxies": {"head_start": "uniform", "proxy_start": "random"},
-    "test images of 160 pixels": {"test_size": 160},
-    "training images of 128 pixels": {"image_size": 128},
-    "training images of 224 pixels": {"image_size": 224},
-    "network rate 2e-4": {"learning_rate": 2e-4},
-    "EfficientNet-Lite1": {"backbone": "efficientnet-lite1"},
-}
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,6 @@ class Row:
     dataset: str
     settings: dict = field(default_factory=dict)
     seed: int = 0
-    search: bool = False
 
     @property
     def key(self) -> str:
@@ -65,8 +52,7 @@ class Row:
     def recipe(self, root: Path) -> Recipe:
         settings = {"dataset": self.dataset, "data": str(root / FOLDERS[self.dataset]), "seed": self.seed}
         settings |= {"skip_broken": self.dataset == "cars", "cache": None}  # our copy of Cars196 lacks 15 photos
-        held_out = {"held_out": 0.2, "test": False, "keep_epoch": "last"} if self.search else {}
-        return Recipe.preset(self.preset, **(settings | held_out | self.settings))
+        return Recipe.preset(self.preset, **(settings | self.settings))
 
     @property
     def result(self) -> dict | None:
@@ -105,9 +91,6 @@ def rows() -> Iterator[Row]:
     for dataset, sizes in HEAD_SIZES.items():
         for size in sizes:
             yield Row(f"head at {size}", "photos-fast", dataset, {"test_size": size})
-    for dataset in FOLDERS:
-        for name, settings in SEARCH.items():
-            yield Row(f"search {name}", "photos", dataset, {"epochs": 2} | settings, search=True)
 
 
 def score_cells(scores: dict) -> list[str]:
@@ -119,7 +102,7 @@ def frontier_table(dataset: str) -> Table:
     lines = []
     groups: dict[str, list[dict]] = {}
     for row in rows():
-        if row.dataset == dataset and not row.search and row.result is not None:
+        if row.dataset == dataset and row.result is not None:
             groups.setdefault(row.name, []).append(row.result)
     for name, results in groups.items():
         size = Recipe.preset(results[0]["preset"], **results[0]["settings"]).test_side
@@ -137,33 +120,12 @@ def frontier_table(dataset: str) -> Table:
     return Table((NAMES[dataset], "minutes", "R@1", "MAP@R", "NMI", "R@1 by seed"), unique)
 
 
-def search_table() -> Table:
-    """Scores on held-out training classes by what differs from the preset."""
-    found = {(row.dataset, row.name): row.result for row in rows() if row.search and row.result is not None}
-    lines = []
-    for name in SEARCH:
-        results = [found.get((dataset, f"search {name}")) for dataset in FOLDERS]
-        cells = [
-            cell
-            for result in results
-            for cell in (
-                ("-", "-", "-")
-                if result is None
-                else (f"{result['cpu_minutes']:.1f}", *score_cells(result["scores"]["held_out"])[:2])
-            )
-        ]
-        if any(results):
-            lines.append((name, *cells))
-    columns = [f"{label}, {NAMES[dataset]}" for dataset in FOLDERS for label in ("minutes", "R@1", "MAP@R")]
-    return Table(("2 epochs of photos", *columns), tuple(lines))
-
-
 def plot() -> None:
     """Recall@1 on unseen classes against minutes, by dataset."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axis, dataset in zip(figure.subplots(1, 2), FOLDERS, strict=True):
         for row in rows():
-            if row.dataset != dataset or row.search or row.result is None or row.seed:
+            if row.dataset != dataset or row.result is None or row.seed:
                 continue
             minutes, recall = row.result["cpu_minutes"], 100 * row.result["scores"]["trained"]["recall@1"]
             axis.scatter(minutes, recall, s=60 if row.name == row.preset else 20, color="#1a6fb0")
@@ -179,7 +141,7 @@ def plot() -> None:
 
 def tables() -> str:
     """The tables as they stand in the document."""
-    return "\n".join(table.to_markdown() for table in (*map(frontier_table, FOLDERS), search_table()) if table.rows)
+    return "\n".join(table.to_markdown() for table in map(frontier_table, FOLDERS) if table.rows)
 
 
 def write_page() -> None:

@@ -256,12 +256,15 @@ def test_results_page_is_current() -> None:
 
 def test_scores_in_text_match_results() -> None:
     readme, tutorial = (ROOT / "README.md").read_text(), text_of("tutorial")
-    glyphs, birds = (json.loads((RESULTS / run / "scores.json").read_text()) for run in ("glyphs", "cub-small"))
+    glyphs = json.loads((RESULTS / "glyphs" / "scores.json").read_text())
+    birds = json.loads((RESULTS / "frontier" / "cub-photos.json").read_text())["scores"]
     metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "r_precision", "nmi"]
     rows = {"raw pixels": "pixels", "untrained network": "untrained", "trained with proxygml": "trained"}
     for name, row in rows.items():
         (line,) = re.findall(rf"^{name} (.*)$", tutorial, flags=re.MULTILINE)
         gain = f"{100 * (glyphs[row]['recall@1'] - glyphs['untrained']['recall@1']):+.1f}".replace("+0.0", "")
+        if row == "trained":
+            gain += " ({:+.1f} to {:+.1f})".format(*(100 * end for end in glyphs["gain"][1:]))
         assert line.split() == [*(f"{100 * glyphs[row][metric]:.1f}" for metric in metrics), *gain.split()]
     for row in ("untrained", "trained"):
         assert f"{100 * glyphs[row]['recall@1']:.1f} %" in readme
