@@ -68,9 +68,11 @@ def _advice(recipe: Recipe, scores: dict, baseline: str) -> str:
     slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
     longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
     whole = "to train the whole network (proxygml train photos)"
-    verdict = "is no worse" if scores["gain"][0] <= 0 else "may be as good: the interval includes 0"
     advice = whole if not recipe.epochs else slower if recipe.pretrained else longer
-    return f"Training did not help: the {baseline} {verdict}. Try {advice}, or more classes and images"
+    verdict = f"Training did not help: the {baseline} is no worse"
+    if scores["gain"][0] > 0:
+        verdict = f"The gain over the {baseline} may be chance: its interval includes 0"
+    return f"{verdict}. Try {advice}, or more classes and images"
 
 
 def describe_epoch(recipe: Recipe, entry: dict) -> str:

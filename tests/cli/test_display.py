@@ -123,7 +123,7 @@ def test_training_that_did_not_help_is_said(capsys: pytest.CaptureFixture[str], 
     assert " ".join(said).endswith("epoch 6 of 6 (the last), 9 s of training")
     assert " ".join(advice).startswith("Training did not help: the frozen backbone is no worse. Try --learning-rate")
     uncertain = shown_run(capsys, tmp_path, trained=scores(0.855), gain=[0.004, -0.002, 0.009])
-    assert "the frozen backbone may be as good: the interval includes 0" in uncertain
+    assert "The gain over the frozen backbone may be chance: its interval includes 0. Try --learning-rate" in uncertain
     assert "did not help" not in shown_run(capsys, tmp_path, trained=scores(0.9), gain=[0.049, 0.03, 0.07])
 
 
