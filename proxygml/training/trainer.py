@@ -171,7 +171,8 @@ class Trainer:
         self.scores["start"] = start | {"seconds": time.perf_counter() - started}
         if start or not recipe.epochs:
             self.best = {"epoch": 0, "map_at_r": start.get("held_out", {}).get("map_at_r")}
-            self._save_last(run)
+            if not recipe.shard:  # Adam has no state to shard before its first step
+                self._save_last(run)
             self._save_best(run)
 
     def _score_held_out(self) -> dict:
@@ -184,7 +185,7 @@ class Trainer:
         try:
             epoch = run.load_best()["epoch"]
         except (ValueError, FileNotFoundError):
-            epoch = 0
+            epoch = -1
         if epoch == self.best["epoch"] or epoch > len(self.log):  # that epoch is trained again
             return
         if self.best["epoch"] != len(self.log):
