@@ -63,7 +63,7 @@ PRESETS: dict[str, tuple[str, Recipe]] = {
         PHOTOS_FAST,
     ),
     "photos": (
-        "The head, then the whole network, for your own photos; about 15 minutes for 6,000 on 2 cores: --data FOLDER.",
+        "The head, then the whole network, for your own photos; 15 minutes of one core for 6,000: --data FOLDER.",
         PHOTOS,
     ),
     "photos-best": (
