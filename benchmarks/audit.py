@@ -142,7 +142,8 @@ def main() -> None:
         cub = read_all(open_vectors(options.cub))
     if cub is not None:
         seen = cub.labels < np.median(np.unique(cub.labels))
-        measured["CUB-200-2011"] = normalize(cub.vectors[seen].astype(np.float32)), cub.labels[seen].astype(int)
+        name = "synthetic" if options.quick else "CUB-200-2011"
+        measured[name] = normalize(cub.vectors[seen].astype(np.float32)), cub.labels[seen].astype(int)
     if options.glyphs is not None:
         glyphs = read_all(open_vectors(options.glyphs, split="test"))
         measured["glyphs"] = glyphs.vectors, glyphs.labels

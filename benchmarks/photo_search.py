@@ -123,7 +123,7 @@ class Photos:
                     shapes.append(np.asarray(image).shape)
                     file.write(np.asarray(image).tobytes())
             np.savez(cache.with_suffix(".npz"), shapes=shapes, labels=images.labels[rows])
-        stored = np.load(cache.with_suffix(".npz"))
+        stored = np.load(cache.with_suffix(".npz"), allow_pickle=False)
         self.labels, self.shapes = stored["labels"], stored["shapes"]
         self.ends = self.shapes.prod(1).cumsum()
         self.bytes = np.memmap(cache.with_suffix(".bin"), np.uint8, "r")

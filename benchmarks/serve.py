@@ -95,7 +95,7 @@ def by_vector(folder: Path, options: argparse.Namespace) -> dict[int, dict]:
 
 
 def by_image(folder: Path, recipe: Recipe, options: argparse.Namespace) -> dict[int, dict]:
-    recipe = recipe.changed({"weights": None})
+    recipe = recipe.changed({"weights": None, "head_start": "uniform"})
     run = Run.create(folder / "run", recipe)
     run.save_best({"model": build.build_model(recipe).state_dict(), "loss": {}, "epoch": 1, "class_names": []})
     model = Model(run, device="cpu")

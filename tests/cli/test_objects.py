@@ -54,7 +54,7 @@ def test_train_resume_embed_and_index(capsys: pytest.CaptureFixture) -> None:
     main(["train", "glyphs", *objects, *settings, *SMALL, "--out", "run", "--log", "csv"])
     run = Run("run")
     assert (run.recipe.dataset, run.recipe.loss) == ("my_objects:letters", "my_objects:Weighted")
-    assert "embed run --dataset MODULE:NAME --out" in capsys.readouterr().out
+    assert "index build --run run --dataset my_objects:letters --split" in capsys.readouterr().out
     for given, missing in (([], "data=my_objects:letters"), (objects[:2], "loss=my_objects:Weighted")):
         option = "--dataset" if "data" in missing else "--loss"
         code, line = failure(capsys, "train", "--resume", "run", "--epochs", "2", *given)

@@ -158,14 +158,14 @@ def test_batch_norm_in_any_precision(
 
 
 def test_gpus_use_sync_batch_norm() -> None:
-    from proxygml.training.loop import _freeze_statistics  # slow to import in every process
+    from proxygml.training.loop import freeze_statistics  # slow to import in every process
 
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm1d(4))
     weight = network[1].weight
     join_batch_norms(network, torch.device("cuda"))
     assert [type(layer) for layer in network[1:]] == [nn.SyncBatchNorm] * 2
     assert network[1].weight is weight
-    _freeze_statistics(network)
+    freeze_statistics(network)
     assert not network[1].training
     for images, precision in ((1, torch.bfloat16), (0, torch.float32)):  # or statistics would differ in size
         assert network[1](torch.ones(images, 4, 2, 2, dtype=torch.bfloat16)).dtype == precision
