@@ -23,6 +23,7 @@ PHOTOS_FAST = Recipe(  # chosen on held-out classes of CUB-200-2011 and Cars196:
     crop_scale=(0.16, 1.0),
     backbone="efficientnet-lite0",
     weights="pretrained",
+    pooling="average+max",
     head_start="fitted",
     ratio=1.0,
     epochs=0,
@@ -32,7 +33,6 @@ PHOTOS = PHOTOS_FAST.changed(
     {
         "image_size": 160,
         "test_size": 224,
-        "pooling": "average+max",
         "held_out": 0.1,
         "proxy_start": "samples",
         "epochs": 5,
