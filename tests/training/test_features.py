@@ -19,6 +19,7 @@ from proxygml.training.checkpoints import load_checkpoint
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import Run
 from proxygml.training.start import resume, train
+from tests.training.conftest import tiny_photos
 
 
 @pytest.fixture(autouse=True)
@@ -31,29 +32,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     """A head on a small network with random weights, for 8 classes of 4 photos."""
-    for number in range(8):
-        for copy in range(4):
-            random = np.random.default_rng((number, copy))
-            pixels = np.clip(30 * number + random.normal(0, 30, (40, 48, 3)), 0, 255).astype(np.uint8)
-            path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(path)
-    torch.manual_seed(1)
-    torch.save(backbones.build_trunk("convnet").state_dict(), tmp_path / "weights.pth")
-    return Recipe(
-        dataset="folder",
-        data=str(tmp_path / "photos"),
-        image_size=32,
-        weights=str(tmp_path / "weights.pth"),
-        feature_crops=3,
-        embedding_dim=8,
-        proxies_per_class=2,
-        ratio=0.5,
-        epochs=3,
-        batch_size=8,
-        learning_rate=0.01,
-        held_out=0.0,
-        baselines=False,
+    return tiny_photos(tmp_path, classes=8).changed(
+        {"feature_crops": 3, "ratio": 0.5, "epochs": 3, "learning_rate": 0.01}
     )
 
 

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from proxygml import ProxyGMLEmbedding, backbones
+from proxygml import ProxyGMLEmbedding
 from proxygml.display import no_progress
 from proxygml.model import load
 from proxygml.training import build
 from proxygml.training.initialization import fit_head, start_at_samples
 from proxygml.training.recipe import Recipe
 from proxygml.training.start import resume, train
+from tests.training.conftest import tiny_photos
 
 
 def test_the_fitted_head_is_that_of_proxygml_embedding() -> None:
@@ -54,32 +55,9 @@ def test_proxies_start_at_samples_of_their_class() -> None:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     """A small pretrained network for 24 classes of 4 photos, 10 of them held out."""
-    for number in range(24):
-        for copy in range(4):
-            random = np.random.default_rng((number, copy))
-            pixels = np.clip(10 * number + random.normal(0, 20, (40, 48, 3)), 0, 255).astype(np.uint8)
-            path = tmp_path / "photos" / f"class{number}" / f"{copy}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(path)
-    torch.manual_seed(1)
-    torch.save(backbones.build_trunk("convnet").state_dict(), tmp_path / "weights.pth")
-    return Recipe(
-        dataset="folder",
-        data=str(tmp_path / "photos"),
-        test_fraction=0.2,
-        image_size=32,
-        test_size=40,
-        weights=str(tmp_path / "weights.pth"),
-        head_start="fitted",
-        proxy_start="samples",
-        embedding_dim=8,
-        proxies_per_class=2,
-        ratio=1.0,
-        epochs=2,
-        batch_size=8,
-        held_out=0.53,
-        baselines=False,
-        freeze_batch_norm=True,
+    return tiny_photos(tmp_path, classes=24).changed(
+        {"test_fraction": 0.2, "test_size": 40, "head_start": "fitted", "proxy_start": "samples", "ratio": 1.0}
+        | {"epochs": 2, "held_out": 0.53, "freeze_batch_norm": True}
     )
 
 
