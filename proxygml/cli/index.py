@@ -92,7 +92,14 @@ class Items:
         return str(IndexURL.parse(self.source)) if is_url(self.source) else os.path.abspath(self.source)
 
 
-def build(items: Items, hardware: Hardware, *, out: str, kind: Annotated[IndexKind | None, SILENT] = None) -> None:
+def build(
+    items: Items,
+    hardware: Hardware,
+    *,
+    out: str,
+    kind: Annotated[IndexKind | None, SILENT] = None,
+    prefix: Annotated[int | None, SILENT] = None,
+) -> None:
     """Build an index; after Ctrl-C, a kill or a full disk the same command continues.
 
     Args:
@@ -100,6 +107,7 @@ def build(items: Items, hardware: Hardware, *, out: str, kind: Annotated[IndexKi
         hardware: What embeds images.
         out: A new folder, or postgresql://USER@HOST/DATABASE?index=NAME.
         kind: How to search (default: by the number of vectors, see docs/search.md).
+        prefix: Search so many first dimensions of nested embeddings, then rerank the best by all.
     """
     from proxygml.data import ImageList
     from proxygml.embeddings import Embeddings
@@ -127,13 +135,15 @@ def build(items: Items, hardware: Hardware, *, out: str, kind: Annotated[IndexKi
         try:
             index = Index.open(out)
         except FileNotFoundError:
-            index = Index.create(out, dim=dim, model=model_id, kind=kind, expected_size=len(source))
+            index = Index.create(out, dim=dim, model=model_id, kind=kind, expected_size=len(source), prefix=prefix)
         if not len(index):
             index.set_metadata("source", items.name)
         if (other := index.metadata.get("source")) != items.name:
             raise FileExistsError(f"{out} is an index of {other}: `proxygml index add` adds to it")
         if kind not in (None, index.kind):
             raise ValueError(f"{out} was started as {index.kind}, not {kind}: name another --out")
+        if prefix is not None and index.metadata.get("prefix") != str(prefix):
+            raise ValueError(f"{out} was started without --prefix {prefix}: name another --out")
         _fill(index, source, model)
         ((path,),) = index.storage.rows("SELECT path FROM items ORDER BY id LIMIT 1")
     photo = path if os.path.isfile(path) and index.model_folder() is not None else ""

@@ -20,7 +20,7 @@ from proxygml.retrieval.contents import DATABASE, MODEL_FILES, check_contents, c
 from proxygml.retrieval.database import SCHEMA_VERSION, Database, item_checksum
 from proxygml.retrieval.hits import Hit, cosines
 from proxygml.retrieval.validation import BLOCK_ROWS, Block
-from proxygml.retrieval.vector_index import KINDS, VectorIndex, suggest_kind
+from proxygml.retrieval.vector_index import CANDIDATES_PER_HIT, KINDS, VectorIndex, suggest_kind
 
 INSERT = "INSERT OR IGNORE INTO items (path, class, vector, checksum) VALUES (?, ?, ?, ?)"
 MAX_UNWRITTEN = 1000  # new items: adding fewer is faster than writing the whole faiss index
@@ -40,6 +40,7 @@ class FolderStorage:
         self.location = str(self.folder or "the index")
         settings = validation.read_settings(self.metadata(), SCHEMA_VERSION, self.location)
         self.dim, self.model, self.kind = settings
+        self.prefix = int(self.metadata().get("prefix", self.dim))  # first dimensions that faiss searches
         self.close, self.check = database.close, database.check
         self._vector_index: VectorIndex | None = None
         self._lock = threading.RLock()
@@ -112,11 +113,13 @@ class FolderStorage:
         results: list[list[Hit]] = []
         with self._lock:
             vector_index = self._update()
-            candidates_per_block = CANDIDATE_ELEMENTS // (self.dim * vector_index.num_candidates(count))
+            wanted = count if self.prefix == self.dim else max(100, CANDIDATES_PER_HIT * count)
+            candidates_per_block = CANDIDATE_ELEMENTS // (self.dim * vector_index.num_candidates(wanted))
             block = min(max(1, candidates_per_block), QUERY_BLOCK)
             for start in range(0, len(vectors), block):
                 queries = vectors[start : start + block]  # (B, D)
-                while (hits := self._rank(queries, vector_index.search(queries, count), count)) is None:
+                parts = self._searched(queries)
+                while (hits := self._rank(queries, vector_index.search(parts, wanted), count)) is None:
                     vector_index = self._update()
                 results += hits
         return results
@@ -176,7 +179,7 @@ class FolderStorage:
 
     def _update(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VectorIndex:
         """The faiss index, with all changes of the database."""
-        dim, kind, index = self.dim, self.kind, self._vector_index
+        dim, kind, index = self.prefix, self.kind, self._vector_index
         ((count,),) = self.rows("SELECT COUNT(*) FROM items")
         if index is None and self.folder is not None and kind != "exact":
             index = VectorIndex.read(self.folder, kind, dim)
@@ -189,7 +192,8 @@ class FolderStorage:
             index = VectorIndex.new(kind, dim, count, self._sample)
         missing, added = count - len(index), 0
         while rows := self.database.items("items.id > ?", index.last_id, limit=BLOCK_ROWS):
-            index.add(np.array([row[0] for row in rows], np.int64), self._matrix([row[3] for row in rows]))
+            vectors = self._matrix([row[3] for row in rows])
+            index.add(np.array([row[0] for row in rows], np.int64), self._searched(vectors))
             added += len(rows)
             progress(added, max(missing, added))
         self._vector_index = index
@@ -203,7 +207,14 @@ class FolderStorage:
     def _sample(self, count: int) -> np.ndarray:
         """A reproducible pseudo-random sample of vectors: (count, D)."""
         where = "items.id IN (SELECT id FROM items ORDER BY (id * 2654435761) % 4294967296 LIMIT ?)"
-        return self._matrix([row[3] for row in self.database.items(where, count)])
+        return self._searched(self._matrix([row[3] for row in self.database.items(where, count)]))
+
+    def _searched(self, vectors: np.ndarray) -> np.ndarray:
+        """What faiss searches of vectors (M, D): all, or the first dimensions (M, prefix) scaled to length 1."""
+        if self.prefix == self.dim:
+            return vectors
+        part = vectors[:, : self.prefix]
+        return part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
 
     def _matrix(self, vectors: list[bytes]) -> np.ndarray:
         """Vectors as stored in the database -> (M, D)."""

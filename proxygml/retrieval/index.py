@@ -40,20 +40,26 @@ class Index:
         model: str = "",
         kind: str | None = None,
         expected_size: int = 0,
+        prefix: int | None = None,
     ) -> "Index":
         """An empty index of vectors (M, dim) from the model with this id.
 
         `location` is a new folder or a postgresql:// URL; None keeps the index in memory. Without `kind`, the index is
-        of the kind that suits `expected_size`.
+        of the kind that suits `expected_size`. With a `prefix`, a search in a folder compares so many first dimensions,
+        scaled to length 1, and ranks ten times as many candidates as wanted, at least 100, by their whole vectors.
         """
         storage = _storage_at(location)
-        kind = kind or storage.suggest_kind(expected_size, dim)
+        if prefix is not None and not 1 <= prefix < dim:
+            raise ValueError(f"expected a prefix from 1 to below the {dim} dimensions of the vectors, got {prefix}")
+        if prefix is not None and storage is PostgresStorage:
+            raise ValueError("an index in PostgreSQL searches whole vectors: leave out the prefix, or name a folder")
+        kind = kind or storage.suggest_kind(expected_size, prefix or dim)
         if kind not in storage.MAX_DIM:
             raise ValueError(f"expected a kind of index among {', '.join(storage.MAX_DIM)}, got {kind!r}")
         if not 1 <= dim <= storage.MAX_DIM[kind]:
             raise ValueError(f"expected vectors of 1 to {storage.MAX_DIM[kind]:,} dimensions for {kind}, got {dim:,}")
         values = {"schema_version": storage.SCHEMA_VERSION, "version": __version__}
-        values |= {"dim": dim, "model": model, "kind": kind}
+        values |= {"dim": dim, "model": model, "kind": kind} | ({"prefix": prefix} if prefix else {})
         return cls(storage.create(location, {name: str(value) for name, value in values.items()}))
 
     @classmethod

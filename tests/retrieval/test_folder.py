@@ -304,3 +304,40 @@ def test_graph_search_with_patched_faiss(tmp_path: Path, monkeypatch: pytest.Mon
 def test_folder_may_be_a_string(tmp_path: Path) -> None:
     Index.create(str(tmp_path / "index"), dim=2).close()
     assert Index.open(str(tmp_path / "index")).location == str(tmp_path / "index")
+
+
+class TestPrefix:
+    """An index that searches the first dimensions and ranks by all."""
+
+    @pytest.mark.parametrize("kind", ["exact", "hnsw"])
+    def test_candidates_are_ranked_by_whole_vectors(self, kind: str, tmp_path: Path) -> None:
+        items, queries = random_embeddings(2000), random_embeddings(30, seed=1).vectors
+        index = Index.create(tmp_path / "index", dim=DIM, kind=kind, model="m", prefix=3)
+        index.add(items)
+        index.search(queries[:1], 1)
+        reopened = Index.open(tmp_path / "index")
+        assert reopened.metadata["prefix"] == "3"
+        assert reopened.storage._update().index.d == 3
+        vectors = items.vectors.astype(np.float64)
+        units = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (vectors[:, :3], queries[:, :3])]
+        candidates = np.argsort(-units[1] @ units[0].T, axis=1)  # (30, 2000)
+        for query, row, hits in zip(queries, candidates, reopened.search(queries, 5), strict=True):
+            distances = np.linalg.norm(vectors - query, axis=1)  # (2000,)
+            among = set(row[:108])  # 100 candidates, and 8 that float32 may swap
+            expected = [item for item in np.argsort(distances) if item in among][:5]
+            assert [hit.path for hit in hits] == items.paths[expected].tolist()
+            np.testing.assert_allclose([hit.distance for hit in hits], distances[expected], rtol=1e-5)
+
+    def test_measured_recall_is_that_of_whole_vectors(self, tmp_path: Path) -> None:
+        index = Index.create(None, dim=DIM, kind="exact", model="m", prefix=1)
+        index.add(random_embeddings(2000))
+        assert index.recall() < 0.5  # one dimension of random vectors
+
+    @pytest.mark.parametrize("prefix", [0, -1, DIM, DIM + 1])
+    def test_must_be_shorter_than_the_vectors(self, prefix: int) -> None:
+        with pytest.raises(ValueError, match=f"expected a prefix from 1 to below the 12 dimensions.*got {prefix}$"):
+            Index.create(None, dim=DIM, prefix=prefix)
+
+    def test_needs_a_folder(self) -> None:
+        with pytest.raises(ValueError, match="in PostgreSQL searches whole vectors"):
+            Index.create("postgresql://nowhere", dim=DIM, prefix=3)
