@@ -22,6 +22,7 @@ from proxygml.data.cache import Cache
 from proxygml.data.images import Augmentation, Crops, FeatureCrops, center_crops, random_crops
 from proxygml.data.objects import load_objects
 from proxygml.display import Progress, counter, no_progress
+from proxygml.losses.nested import NestedProxyGMLLoss
 from proxygml.losses.proxygml.settings import ProxyGMLSettings
 from proxygml.losses.proxygml.sharded import ShardedProxyGMLLoss, initial_proxies
 from proxygml.optim import RowAdam
@@ -178,6 +179,8 @@ def build_loss(recipe: Recipe, num_classes: int, loss: nn.Module | Callable[...,
     own = proxygml_settings(recipe)
     if recipe.shard and dist.is_initialized():
         return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, own, seed=recipe.seed)
+    if recipe.nested:
+        return NestedProxyGMLLoss(num_classes, recipe.embedding_dim, recipe.nested, own)
     own_settings = asdict(own) if recipe.loss == "proxygml" else {}
     made = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own_settings | settings)
     if recipe.shard:  # the same initial proxies as with several processes

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from proxygml import evaluation
@@ -11,6 +12,7 @@ from proxygml.data import ImageList
 from proxygml.data.images import Crops
 from proxygml.display import Progress
 from proxygml.embeddings import Embeddings, embed, raw_pixels
+from proxygml.losses.interface import normalized
 from proxygml.training import build
 from proxygml.training.recipe import Recipe
 
@@ -53,6 +55,14 @@ class Evaluator:
             process=(self.fabric.global_rank, self.fabric.world_size),
         )
         return self.fabric.broadcast(scores)
+
+    def score_prefixes(self, embeddings: Embeddings, images: ImageList) -> dict[str, dict]:
+        """The scores of nested embeddings by number of dimensions: of so many first ones, scaled to length 1."""
+        scores = {}
+        for width in self.recipe.nested:
+            vectors = normalized(torch.from_numpy(embeddings.vectors[:, :width])).numpy()
+            scores[str(width)] = self.evaluate(replace(embeddings, vectors=vectors), images, cluster=False).to_json()
+        return scores
 
     def compare_with(self, model: nn.Module, images: ImageList) -> tuple[dict[str, evaluation.Scores], np.ndarray]:
         """Scores of the baselines, the trunk before training and raw pixels, and the trunk's `nearest_images`."""

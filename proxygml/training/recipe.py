@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from proxygml.files import did_you_mean, parse_json, unknown_name
-from proxygml.losses.proxygml.settings import ProxyGMLSettings
+from proxygml.losses.proxygml.settings import ProxyGMLSettings, nested_widths
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Split = Literal["train", "test", "all"]  # images of a run
@@ -107,6 +107,8 @@ class LossSettings(ProxyGMLSettings):
     """Not in the paper: samples starts the proxies of proxygml at random training images of their class."""
     start_ratio: float | None = None
     """Not in the paper: r in the first epoch, decreasing geometrically to `ratio` in the last."""
+    nested: tuple[int, ...] = ()
+    """Not in the paper: numbers of first dimensions, as 64 128 256, that are trained to be embeddings of their own."""
     shard: bool = False
     """Shard the proxies of proxygml by class over the processes."""
 
@@ -207,6 +209,11 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
             raise ValueError("proxy_start samples needs all proxies in one process: leave out shard")
         if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
             raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
+        if self.nested:
+            nested_widths(self.nested, self.embedding_dim)
+            if self.loss != "proxygml" or self.loss_settings or self.shard or self.sparse_gradient or not self.epochs:
+                allowed = "loss proxygml without shard, sparse_gradient and loss_settings"
+                raise ValueError(f"nested needs {allowed}, and epochs of at least 1")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
         if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):

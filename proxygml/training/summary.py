@@ -18,10 +18,12 @@ def score_rows(recipe: Recipe, scores: dict) -> tuple[dict[str, dict], str]:
     """The scores of a run by the names that people read, and the name of the network before training."""
     baseline = "frozen backbone" if recipe.pretrained else "untrained network"
     trained = f"trained with {recipe.loss}" + (" *" if "remark" in scores else "")
+    of = f" of {recipe.embedding_dim}"
     named = {
         "raw pixels": scores.get("pixels"),
         baseline: scores.get("untrained"),
         trained: scores.get("trained"),
+        **{f"first {width}{of} dimensions": row for width, row in scores.get("nested", {}).items()},
         "the same, last epoch": scores.get("last_epoch"),
         "on held-out training classes": None if "trained" in scores else scores.get("held_out"),
     }

@@ -114,6 +114,8 @@ class Trainer:
             embeddings = self.evaluator.embed(self.loop.model, self.test_images, "scoring test classes")
             scored = self.evaluator.evaluate(embeddings, self.test_images, cluster=True)
             trained["trained"] = scored.to_json()
+            if self.recipe.nested:
+                trained["nested"] = self.evaluator.score_prefixes(embeddings, self.test_images)
             if self.baseline_hits is not None and scored.hits is not None:
                 trained["gain"] = difference_interval(scored.hits, self.baseline_hits.numpy())
             if self.shared_classes:

@@ -99,6 +99,7 @@ except ValueError as error:
 CASES = {  # name of a run: changes of the tiny recipe; the factor of the second process's gradients of proxies
     "proxygml": ({"epochs": 2, **CALM, "warmup": (0,), "proxy_rows": 5}, ""),
     "ms": ({"epochs": 2, **CALM, "loss": "ms", "batch_size": 21}, ""),  # batches that do not divide
+    "nested": ({"epochs": 2, **CALM, "nested": (16, 64), "ratio": 1.0}, ""),  # all linked: rounding chooses no link
     "rounded": ({"precision": "bf16-mixed", "epochs": 1}, "1.001"),
     "float32": ({"shard": True, "epochs": 1}, "torch.nan if step == 2 else 1"),
     "scaled": ({"shard": True, "epochs": 1, "precision": "16-mixed"}, "torch.nan if step == 2 else 1"),
@@ -118,7 +119,7 @@ def two_processes(tiny: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("name", ["proxygml", "ms"])
+@pytest.mark.parametrize("name", ["proxygml", "ms", "nested"])
 def test_equals_one_process(name: str, two_processes: Path, tiny: Recipe, tmp_path: Path) -> None:
     several = Run.open(two_processes / name)
     # torch's own batch normalization rounds its means in float32; test_collectives.py compares in float64, to 1e-8

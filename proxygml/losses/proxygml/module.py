@@ -90,16 +90,23 @@ class ProxyGMLLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; the last three arguments are for pytorch-metric-learning and ignored."""
-        labels = checked_shapes(embeddings, labels, self.proxies.shape[2])
-        precision = highest_precision(embeddings, self.proxies)
+        loss, terms = self._loss(embeddings, labels, self.proxies)
+        if terms is not None:
+            object.__setattr__(self, "last_terms", terms)  # faster than nn.Module.__setattr__
+        return loss
+
+    def _loss(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> tuple[Tensor, Terms | None]:
+        """The loss of embeddings (B, D) and proxies (C, N, D), and its terms, unless it is the definition's."""
+        labels = checked_shapes(embeddings, labels, proxies.shape[2])
+        precision = highest_precision(embeddings, proxies)
         with without_autocast(embeddings.device.type), full_float32():  # float16 overflows in exp of N cosines
-            proxies = self.proxies if torch.is_grad_enabled() else self.proxies.detach()
+            proxies = proxies if torch.is_grad_enabled() else proxies.detach()
             embeddings, proxies = embeddings.to(precision), proxies.to(precision)
             if is_traced(embeddings):
-                return self._definition(embeddings, proxies, labels)
+                return self._definition(embeddings, proxies, labels), None
             embeddings, labels = self.check(embeddings, labels, self.num_classes)
             if self.implementation == "definition":
-                return self._definition(embeddings, proxies, labels)
+                return self._definition(embeddings, proxies, labels), None
             implementation = self.implementation
             if implementation == "auto":
                 implementation = "fused" if fits_fused(len(embeddings), proxies, self.settings) else "chunked"
@@ -110,9 +117,7 @@ class ProxyGMLLoss(nn.Module):
                 links=self.links,
                 pool=self.gradient_pool,
             )
-            loss, terms = ProxyGMLFunction.call(compute, embeddings, proxies, labels)
-            object.__setattr__(self, "last_terms", terms)  # faster than nn.Module.__setattr__
-            return loss
+            return ProxyGMLFunction.call(compute, embeddings, proxies, labels)
 
     def _definition(self, embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
         if self.settings.extends_definition:

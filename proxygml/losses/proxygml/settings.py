@@ -1,7 +1,9 @@
 """The options of the ProxyGML loss, shared by its implementations and by the Recipe of a run."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 
 ABOVE_ANY_COSINE = 4.0  # cosines differ by at most 2, so with this bonus every positive proxy ranks first
@@ -67,3 +69,12 @@ def choose_links(num_classes: int, proxies_per_class: int, ratio: float) -> int:
     proxies = num_classes * proxies_per_class
     # 0.07 * 100 * 12 is 84.00000000000001 in floating point; without the epsilon its ceiling would be 85.
     return min(proxies, max(1, math.ceil(ratio * proxies - 1e-9)))
+
+
+def nested_widths(prefixes: Sequence[int], embedding_dim: int) -> tuple[int, ...]:
+    """Widths of nested embeddings: of their prefixes, and of the whole; an error unless they ascend."""
+    widths = (*prefixes, embedding_dim)
+    if not prefixes or prefixes[0] < 1 or any(left >= right for left, right in pairwise(widths)):
+        expected = f"ascending dimensions from 1 to below embedding_dim {embedding_dim}"
+        raise ValueError(f"expected nested as {expected}, got {' '.join(map(str, prefixes)) or 'none'}")
+    return widths
