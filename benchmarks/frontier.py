@@ -135,6 +135,7 @@ def plot() -> None:
                 axis.axhline(frozen, color="#999999", linewidth=0.8, linestyle=":")
         axis.set(title=NAMES[dataset], xlabel="minutes on one core", ylabel="Recall@1 on unseen classes, %")
         axis.margins(0.25, 0.15)
+        axis.set_xlim(left=0)
     with atomic_write(PLOT) as path:
         figure.savefig(path, dpi=110)
 

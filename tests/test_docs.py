@@ -257,7 +257,9 @@ def test_results_page_is_current() -> None:
 def test_scores_in_text_match_results() -> None:
     readme, tutorial = (ROOT / "README.md").read_text(), text_of("tutorial")
     glyphs = json.loads((RESULTS / "glyphs" / "scores.json").read_text())
-    birds = json.loads((RESULTS / "frontier" / "cub-photos.json").read_text())["scores"]
+    photos = [
+        json.loads((RESULTS / "frontier" / f"{name}-photos.json").read_text())["scores"] for name in ("cub", "cars")
+    ]
     metrics = ["recall@1", "recall@2", "recall@4", "recall@8", "map_at_r", "r_precision", "nmi"]
     rows = {"raw pixels": "pixels", "untrained network": "untrained", "trained with proxygml": "trained"}
     for name, row in rows.items():
@@ -268,4 +270,5 @@ def test_scores_in_text_match_results() -> None:
         assert line.split() == [*(f"{100 * glyphs[row][metric]:.1f}" for metric in metrics), *gain.split()]
     for row in ("untrained", "trained"):
         assert f"{100 * glyphs[row]['recall@1']:.1f} %" in readme
-        assert f"| {100 * birds[row]['recall@1']:.1f} | {100 * birds[row]['nmi']:.1f} |" in readme
+        for scores in photos:
+            assert f"| {100 * scores[row]['recall@1']:.1f} | {100 * scores[row]['nmi']:.1f} |" in readme
