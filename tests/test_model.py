@@ -541,8 +541,10 @@ def test_commands_in_docs_search_work(
     shutil.copytree(photos / "crow", tmp_path / "PHOTOS" / "owl")
     shutil.copytree(photos / "crow", tmp_path / "MORE_PHOTOS" / "crow")
     shutil.copy(photos / "loose.png", tmp_path / "new.jpg")
-    shutil.copytree(trained_run.folder, tmp_path / "runs" / "mine")
+    for name in ("mine", "nested"):
+        shutil.copytree(trained_run.folder, tmp_path / "runs" / name)
     page = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
+    page = page.replace("--prefix 64", f"--prefix {trained_run.recipe.embedding_dim // 2}")
     blocks = re.findall(r"```\n(proxygml .*?)```", page, flags=re.DOTALL)
     commands = [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
     assert len(commands) >= 10
