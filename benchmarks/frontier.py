@@ -28,7 +28,7 @@ from proxygml.training.recipe import Recipe
 from proxygml.training.run import provenance
 from proxygml.training.start import train
 
-RESULTS, PAGE, PLOT = Path("results/frontier"), Path("docs/photos.md"), Path("docs/frontier.png")
+RESULTS, PAGE, PLOT = Path("results/frontier"), Path("docs/photos.md"), Path("docs/pictures/frontier.png")
 FOLDERS = {"cub": "CUB_200_2011", "cars": "Cars196"}
 NAMES = {"cub": "CUB-200-2011", "cars": "Cars196"}
 SEEDS = 3
