@@ -77,8 +77,12 @@ def audit(
     if json:
         output.print_json(data=numbers)
         return
+    several = len({*items.labels.tolist()} - {-1}) > 1
+    checked = (
+        f"{numbers['labels']:,} labels look wrong" if several else "labels were not checked: that needs two classes"
+    )
     output.print(
-        f"{len(items):,} images: {numbers['labels']:,} labels look wrong\n"
+        f"{len(items):,} images: {checked}\n"
         f"{numbers['duplicates']:,} near-duplicates (similarity from {found.duplicate_similarity:.3f}), "
         f"{numbers['across_classes']:,} across classes"
         + (f", {numbers['across_train_and_test']:,} across train and test" if splits is not None else "")

@@ -162,7 +162,9 @@ def show_separation(location: str, measured: "Separation", false_accepts: float)
         f"stored in {location}; next: {program()} classify {shlex.quote(location)} --image PHOTO"
     )
     if measured.auroc_interval[0] <= 0.5:
-        messages.print("caution: known and unknown classes are not told apart: too few images, or wrong labels?")
+        messages.print(
+            "caution: no significant difference between known and unknown classes: too few images, or wrong labels?"
+        )
     elif measured.refused > MOST_REFUSED:
         messages.print(f"caution: most known images are refused; --false-accepts {RATES[-1]} refuses fewer")
 
@@ -175,8 +177,8 @@ def warn_of_trained_classes(index: "Index") -> None:
     names = [] if folder is None else Run.open(folder).load_best().get("class_names", [])
     if trained := len({*names} & {*index.class_names.tolist()}):
         messages.print(
-            f"caution: the network was trained on {trained} of these {len(index.class_names):,} classes: it tells "
-            "new ones apart less well; calibrate on classes that it has not seen"
+            f"caution: the network was trained on {trained} of these {len(index.class_names):,} classes and separates "
+            "new ones less well: calibrate on classes that it has not seen"
         )
 
 

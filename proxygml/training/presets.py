@@ -67,7 +67,7 @@ PRESETS: dict[str, tuple[str, Recipe]] = {
         PHOTOS,
     ),
     "photos-best": (
-        "A larger network and larger images, four times as slow: --data FOLDER.",
+        "A larger network and larger images, slower, not measured yet: --data FOLDER.",
         PHOTOS_BEST,
     ),
     "resnet50": (

@@ -75,7 +75,7 @@ class Trainer:
             self.test_images = self._usable(self.test_images, "test", model)
             if len(self.test_images) < 2:
                 raise ValueError("expected at least two images to test on, got one: add images, or set test_fraction 0")
-        held_out = recipe.held_out if self.test_images else 0.0  # no test classes: somebody wants all trained
+        held_out = recipe.held_out if self.test_images else 0.0  # without test classes, all are trained
         train_images, self.held_out_images = hold_out(train_images, held_out)
         if recipe.held_out and self.held_out_images is None:
             count = len(train_images.class_names)
