@@ -46,7 +46,9 @@ def main() -> None:
     recipe = proxygml.Recipe.preset(
         "photos",
         image_size=64,
+        test_size=64,
         epochs=4,
+        learning_rate=1e-4,
         embedding_dim=64,
         adam_epsilon=1e-6,
         held_out=0.0,
