@@ -65,9 +65,13 @@ DEFAULTS = {
 }
 CARS = {"dataset": "cars", "test_sizes": (160,)}
 RUNS: dict[str, dict] = {
+    "160 pixels": {"sizes": (160,), "test_sizes": (256, 224)},
+    "224 pixels": {"sizes": (224,), "test_sizes": (224, 256, 288)},
+    "EfficientNet-Lite2 at 160 pixels": {"backbone": "efficientnet-lite2", "sizes": (160,)},
+    "192 pixels": {"sizes": (192,), "test_sizes": (224, 256)},
+    "EfficientNet-Lite1 at 192 pixels": {"backbone": "efficientnet-lite1", "sizes": (192,), "test_sizes": (224, 256)},
     "128 pixels, tested at 224": {},
     "the same, another seed": {"seed": 1},
-    "160 pixels": {"sizes": (160,)},
     "head and proxies at random": {"head": "random", "proxy_start": "random"},
     "head at random": {"head": "random"},
     "proxies at random": {"proxy_start": "random"},
@@ -80,9 +84,6 @@ RUNS: dict[str, dict] = {
     "Cars196: rate 1e-3": CARS | {"rate": 1e-3},
     "running mean of weights": {"ema": 0.99},
     "4 epochs": {"epochs": 4},
-    "EfficientNet-Lite1": {"backbone": "efficientnet-lite1"},
-    "EfficientNet-Lite2": {"backbone": "efficientnet-lite2"},
-    "224 pixels": {"sizes": (224,)},
     "128, then 160 pixels": {"sizes": (128, 160)},
     "epsilon 1e-8, rates 5e-5, 2e-4, 1e-2": {"epsilon": 1e-8, "rate": 5e-5, "head_rate": 2e-4, "proxy_rate": 1e-2},
     "ratio 0.2": {"ratio": 0.2},
