@@ -90,7 +90,7 @@ def rows() -> Iterator[Row]:
         yield Row("photos-best", "photos-best", dataset)
     for dataset, sizes in HEAD_SIZES.items():
         for size in sizes:
-            yield Row(f"head at {size}", "photos-fast", dataset, {"test_size": size})
+            yield Row(f"head at {size}", "photos-fast", dataset, {"image_size": size})
 
 
 def score_cells(scores: dict) -> list[str]:

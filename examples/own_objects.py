@@ -46,7 +46,7 @@ def main() -> None:
     recipe = proxygml.Recipe.preset(
         "photos",
         image_size=64,
-        test_size=64,
+        test_scale=1,
         epochs=4,
         learning_rate=1e-4,
         embedding_dim=64,

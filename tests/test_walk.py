@@ -27,7 +27,7 @@ pytestmark = [
 ]
 CLASSES, PHOTOS_PER_CLASS = 16, 5
 SMALL = ("--backbone", "convnet", "--weights", "None", "--image-size", "64", "--embedding-dim", "16", "--epochs", "2")
-SMALL += ("--head-start", "uniform", "--test-size", "None", "--batch-size", "16")
+SMALL += ("--head-start", "uniform", "--test-scale", "1", "--batch-size", "16")
 SMALL += ("--proxies-per-class", "2", "--ratio", "0.5")
 
 
@@ -168,6 +168,6 @@ def test_commands_of_the_page_on_photos_run(
         words = [word for word in words if not word.startswith("runs/") and word != "--out"]
         epochs = () if "photos-fast" in words or "--minutes" in words else ("--epochs", "1")
         lite = () if "--backbone" in words else ("--backbone", "efficientnet-lite0")
-        sizes = ("--image-size", "32", "--test-size", "32", "--embedding-dim", "16")
+        sizes = ("--image-size", "32", "--test-scale", "1", "--embedding-dim", "16")
         main([*words, *sizes, *epochs, *lite, "--cache", "None", "--out", str(tmp_path / str(number))])
         assert "R@1 vs. frozen (95 %)" in capsys.readouterr().out

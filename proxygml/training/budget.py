@@ -37,7 +37,8 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
     seconds = SAFETY * 60 * minutes
     forward = _seconds_per_image(recipe, parts, trained, train=False)
     tested = (1 + recipe.baselines) * len(test_images) * recipe.test
-    start = forward * (2 * len(images) + tested)  # fitting the head takes about as long as embedding
+    embedded = 2 * len(images) + tested  # fitting the head takes about as long as embedding
+    start = forward * embedded
     chosen: dict[str, Any] = {"epochs": 0, "held_out": 0.0}
     what = "only the head on frozen features"
     if start > seconds:
@@ -46,9 +47,12 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
         all_minutes = start / SAFETY / 60
         what += f", of {chosen['max_class_size']} images per class: {all_minutes:.0f} minutes would use all"
     else:
-        for size in sorted({size for size in (*SIZES, recipe.image_size) if size <= recipe.test_side}, reverse=True):
-            step = _seconds_per_image(recipe.changed({"image_size": size}), parts, trained, train=True)
-            epochs = int((seconds - start) / (step * len(trained) + forward * (len(images) - len(trained))))
+        for size in sorted({*SIZES, recipe.image_size}, reverse=True):
+            sized = recipe.changed({"image_size": size})
+            forward = _seconds_per_image(sized, parts, trained, train=False)
+            step = _seconds_per_image(sized, parts, trained, train=True)
+            left = seconds - forward * embedded
+            epochs = int(left / (step * len(trained) + forward * (len(images) - len(trained))))
             if epochs >= MIN_EPOCHS or (epochs and size <= min(SIZES)):
                 chosen = {"image_size": size, "epochs": min(epochs, MAX_EPOCHS)}
                 what = f"{chosen['epochs']} epochs of {size} pixels, {1 / step:.0f} images/s here"

@@ -32,7 +32,7 @@ PHOTOS_FAST = Recipe(  # chosen on held-out classes of CUB-200-2011 and Cars196:
 PHOTOS = PHOTOS_FAST.changed(
     {
         "image_size": 160,
-        "test_size": 224,
+        "test_scale": 1.4,
         "held_out": 0.1,
         "proxy_start": "samples",
         "epochs": 5,
@@ -40,10 +40,11 @@ PHOTOS = PHOTOS_FAST.changed(
         "head_learning_rate": 1e-3,
         "schedule": "cosine",
         "freeze_batch_norm": True,
+        "keep_epoch": "last",
         "cache": "runs/cache",
     }
 )
-PHOTOS_BEST = PHOTOS.changed({"backbone": "efficientnet-lite2", "image_size": 224, "test_size": 288, "epochs": 8})
+PHOTOS_BEST = PHOTOS.changed({"backbone": "efficientnet-lite2", "image_size": 224, "test_scale": 9 / 7, "epochs": 8})
 
 PAPER = Recipe(  # from the paper's text, otherwise from its authors' code: docs/paper.md
     backbone="bn-inception",

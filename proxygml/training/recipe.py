@@ -17,7 +17,6 @@ Setting = float | bool | str | tuple[float, ...]
 MINIMUM = {
     "image_size": 1,
     "embedding_dim": 1,
-    "test_size": 1,
     "epochs": 0,
     "batch_size": 2,
     "workers": 0,
@@ -30,7 +29,7 @@ MINIMUM = {
 }
 POSITIVE = (
     *("learning_rate", "head_learning_rate", "proxy_learning_rate", "adam_epsilon", "decay_factor"),
-    *("start_ratio", "cache_gigabytes", "timeout"),
+    *("start_ratio", "cache_gigabytes", "timeout", "test_scale"),
 )
 
 
@@ -56,8 +55,9 @@ class DataSettings:
     """Maximum size of that folder."""
     image_size: int = 224
     """Side of the network's input images in training, in pixels."""
-    test_size: int | None = None
-    """Side of its input images otherwise; None: the same. Objects in random crops are enlarged: larger is better."""
+    test_scale: float = 1.0
+    """Side of its input images otherwise, as a multiple of `image_size`. Objects in random crops are enlarged: 1.2 to 1.4
+    is often better than 1."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Minimum and maximum area of a random training crop, as a fraction of the image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -158,7 +158,8 @@ class EvaluationSettings:
     """The paper's protocol: score the test classes after these epochs and the last; with held_out 0, keep the best of
     these by MAP@R."""
     keep_epoch: Literal["best", "last"] = "best"
-    """Which network to keep: that of the epoch with the best MAP@R on held-out (or tested) classes, or the last."""
+    """Which network to keep: that of the epoch with the best MAP@R on held-out (or tested) classes; or the last, unless
+    the pretrained network before training is better on held-out classes."""
     test: bool = True
     """Score the network on the test classes at the end; turn off while tuning on held-out classes."""
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
@@ -254,7 +255,7 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
     @property
     def test_side(self) -> int:
         """Side of the network's input images outside of training, in pixels."""
-        return self.test_size or self.image_size
+        return round(self.image_size * self.test_scale)
 
     @classmethod
     def preset(cls, name: str, **settings: Any) -> "Recipe":

@@ -11,7 +11,11 @@ PICTURES = {
     "map.png": "map of the embeddings",
     "curves.png": "loss and scores over the epochs",
 }
-CHOICES = {"held_out": "best MAP@R on held-out classes", "test": "best MAP@R on test classes", None: "the last"}
+CHOICES = {  # of the epoch: keep_epoch, and which scores decided
+    ("best", "held_out"): "best MAP@R on held-out classes",
+    ("best", "test"): "best MAP@R on test classes",
+    ("last", "held_out"): "the last that is better than before training on held-out classes",
+}
 
 
 def score_rows(recipe: Recipe, scores: dict) -> tuple[dict[str, dict], str]:
@@ -38,7 +42,8 @@ def describe_scores(recipe: Recipe, scores: dict) -> str:
     shared = scores.get("shared_classes")
     seen = f", {shared} of them trained on" if shared else " never seen in training"
     before = " (before training)" if not scores["best_epoch"] else ""
-    epoch = f"epoch {scores['best_epoch']}{before} of {recipe.epochs} ({CHOICES[scores['epoch_chosen_by']]})"
+    choice = CHOICES.get((recipe.keep_epoch, scores["epoch_chosen_by"]), "the last")
+    epoch = f"epoch {scores['best_epoch']}{before} of {recipe.epochs} ({choice})"
     kept = epoch if recipe.epochs else "a head on the frozen network"
     return (
         f"{scored['images']} images of {scored['classes']} classes{seen}; {kept}, {scores['seconds']:.0f} s of training"

@@ -221,7 +221,8 @@ class Trainer:
             entry["test"] = self._test().to_json()
         entry["seconds"] = time.perf_counter() - started
         map_at_r = entry.get(self._choice or "", {}).get("map_at_r")
-        so_far = self.best.get("map_at_r")
+        keeps_last = self.recipe.keep_epoch == "last"
+        so_far = (self.scores["start"].get("held_out", {}) if keeps_last else self.best).get("map_at_r")
         is_best = self._choice is None or so_far is None or (map_at_r is not None and map_at_r > so_far)
         if is_best:
             self.best = {"epoch": epoch + 1, "map_at_r": map_at_r}
@@ -251,12 +252,11 @@ class Trainer:
 
     @property
     def _choice(self) -> str | None:
-        """Which scores in the log choose the best epoch, by MAP@R; None keeps the last epoch."""
-        if self.recipe.keep_epoch == "last":
-            return None
-        if self.held_out_images is not None:
+        """Which scores in the log choose the epoch to keep, by MAP@R; None keeps the last epoch."""
+        keeps_last = self.recipe.keep_epoch == "last"
+        if self.held_out_images is not None and (self.recipe.pretrained or not keeps_last):
             return "held_out"
-        return "test" if self.recipe.tested_epochs and not self.recipe.held_out else None
+        return "test" if self.recipe.tested_epochs and not (keeps_last or self.recipe.held_out) else None
 
     def _report_step(self, step: int, steps: int, loss: float) -> None:
         self.progress("training", step, steps, f"epoch {len(self.log) + 1}/{self.recipe.epochs} loss {loss:.2f}")

@@ -153,7 +153,7 @@ def test_last_epoch_is_shown_beside_the_best(capsys: pytest.CaptureFixture[str],
     best = {"last_epoch": scores(0.9), "trained": scores(0.95), "best_epoch": 4, "epoch_chosen_by": "held_out"}
     shown = shown_run(capsys, tmp_path, **best)
     assert "the same, last epoch" in shown
-    assert "epoch 4 of 6 (best MAP@R on held-out classes)" in shown
+    assert "epoch 4 of 6 (the last that is better than before training on held-out classes)" in shown
 
 
 @pytest.mark.parametrize(("images", "classes", "cautious"), [(12, 2, True), (99, 10, True), (100, 10, False)])

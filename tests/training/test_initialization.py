@@ -16,6 +16,7 @@ from proxygml.training import build
 from proxygml.training.initialization import fit_head, start_at_samples
 from proxygml.training.recipe import Recipe
 from proxygml.training.start import resume, train
+from proxygml.training.trainer import Trainer
 from tests.training.conftest import tiny_photos
 
 
@@ -56,7 +57,7 @@ def test_proxies_start_at_samples_of_their_class() -> None:
 def recipe(tmp_path: Path) -> Recipe:
     """A small pretrained network for 24 classes of 4 photos, 10 of them held out."""
     return tiny_photos(tmp_path, classes=24).changed(
-        {"test_fraction": 0.2, "test_size": 40, "head_start": "fitted", "proxy_start": "samples", "ratio": 1.0}
+        {"test_fraction": 0.2, "test_scale": 1.25, "head_start": "fitted", "proxy_start": "samples", "ratio": 1.0}
         | {"epochs": 2, "held_out": 0.53, "freeze_batch_norm": True}
     )
 
@@ -81,6 +82,17 @@ def test_epochs_that_make_the_held_out_classes_worse_are_not_kept(recipe: Recipe
     assert run.scores["best_epoch"] == 0
     assert run.scores["held_out"] == run.scores["start"]["held_out"]
     assert {"trained", "last_epoch"} <= run.scores.keys()
+
+
+@pytest.mark.parametrize(("keep_epoch", "kept"), [("best", 1), ("last", 2)])
+def test_the_last_epoch_is_kept_if_it_is_better_than_the_start(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_epoch: str, kept: int
+) -> None:
+    held_out = iter([0.5, 0.7, 0.6, 0.4])  # before training, then after each epoch
+    score = Trainer._score_held_out
+    monkeypatch.setattr(Trainer, "_score_held_out", lambda self: score(self) | {"map_at_r": next(held_out)})
+    run = train(recipe.changed({"epochs": 3, "keep_epoch": keep_epoch}), tmp_path / "run")
+    assert (run.scores["best_epoch"], run.load_best()["epoch"]) == (kept, kept)
 
 
 def test_a_run_killed_in_its_first_epoch_keeps_its_start(recipe: Recipe, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_preset_for_photos_moves_what_is_not_frozen(cub_tree: Path, tmp_path
             "epochs": 2,
             "baselines": False,
             "image_size": 64,
-            "test_size": 72,
+            "test_scale": 1.125,
             "frozen": ("stem", "1"),
         }
     )
