@@ -38,6 +38,10 @@ EXPERIMENTS = {
         "ablations.RATIO", "Figure 5",
         "How many of the proxies each sample should be linked to, at N = 12.",
     ),
+    "spread": Entry(
+        "spread.SPREAD", "none; it explains Figure 5",
+        "How samples and their links develop with r = 0.05, with r = 1, and with r from 1 to 0.05.",
+    ),
     "grid": Entry(
         "ablations.GRID", "supplement, Figure 1",
         "Numbers of proxies and ratios of links, in all combinations.",

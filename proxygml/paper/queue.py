@@ -21,14 +21,14 @@ def _on(setting: str, *experiments: str) -> tuple[tuple[str, str], ...]:
     return tuple((experiment, setting) for experiment in experiments)
 
 
-FIRST = ("frozen", "modules", "comparison", "ratio")
+FIRST = ("frozen", "modules", "comparison", "ratio", "spread")
 SMALL = ("frozen", "comparison", "ratio")
 REST = ("convergence", "proxies", "lambda", "proxy-anchor", "grid", "illustration")
 TIERS: tuple[tuple[tuple[str, str], ...], ...] = (  # experiment, setting
-    (*_on("cars-head", *FIRST), *_on("cars-small", *SMALL)),
+    (*_on("cars-head", *FIRST), *_on("cub-head", *FIRST), *_on("cars-small", *SMALL)),
     (
         *_on("cars-head", *REST),
-        *_on("cub-head", *FIRST, *REST),
+        *_on("cub-head", *REST),
         *_on("omniglot-sop", "comparison"),
         *_on("cub-small", *SMALL),
     ),

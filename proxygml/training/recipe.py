@@ -56,8 +56,8 @@ class DataSettings:
     image_size: int = 224
     """Side of the network's input images in training, in pixels."""
     test_scale: float = 1.0
-    """Side of its input images otherwise, as a multiple of `image_size`. Objects in random crops are enlarged: 1.2 to 1.4
-    is often better than 1."""
+    """Side of its input images otherwise, as a multiple of `image_size`. Random crops enlarge objects, so that 1.2 to
+    1.4 is often better than 1."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Minimum and maximum area of a random training crop, as a fraction of the image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
