@@ -75,6 +75,8 @@ RUNS: dict[str, dict] = {
     "head and proxies at random": {"head": "random", "proxy_start": "random"},
     "head at random": {"head": "random"},
     "proxies at random": {"proxy_start": "random"},
+    "Cars196: 160 pixels": {"dataset": "cars", "sizes": (160,), "test_sizes": (224,)},
+    "Cars196: 224 pixels": {"dataset": "cars", "sizes": (224,), "test_sizes": (288,)},
     "Cars196: 128 pixels, tested at 160": CARS,
     "Cars196: tested at 128, 192 and 224": CARS | {"test_sizes": (128, 192, 224)},
     "Cars196: head and proxies at random": CARS | {"head": "random", "proxy_start": "random"},

@@ -70,6 +70,18 @@ class Moments:
         return (means - self.sums.sum(axis=0) / self.total) * np.sqrt(self.counts / self.total)[:, None]
 
 
+def sampling_shrinkage(variances: np.ndarray, samples: int) -> float:
+    """The shrinkage of a covariance with eigenvalues (D,) that its number of samples asks for.
+
+    OAS, Chen et al., "Shrinkage algorithms for MMSE covariance estimation", 2010.
+    """
+    squared_mean, mean_square = variances.mean() ** 2, (variances**2).mean() / len(variances)
+    spread = mean_square - squared_mean / len(variances)
+    if spread <= 0:
+        return 1.0
+    return min(1.0, (mean_square + squared_mean) / ((samples + 1) * spread))
+
+
 def whitening(variances: np.ndarray, directions: np.ndarray, *, exponent: float, shrinkage: float) -> np.ndarray:
     """Symmetric matrix (D, D) that raises variances (D,) along directions (D, D) to the power 1 - 2 exponent.
 
@@ -134,7 +146,9 @@ class Head:
     def update(self, moments: Moments) -> None:
         """Recompute mean, whitening and sharpening from the features seen so far."""
         self.mean, self.seen = moments.mean(), moments.total
-        white = whitening(*moments.spectrum(), exponent=self.whiten, shrinkage=self.shrinkage)
+        variances, directions = moments.spectrum()
+        shrinkage = max(self.shrinkage, sampling_shrinkage(variances, moments.total - int((moments.counts > 0).sum())))
+        white = whitening(variances, directions, exponent=self.whiten, shrinkage=shrinkage)
         self.whitening = white @ sharpening(moments.between() @ white, exponent=self.sharpen)
 
     def components(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from proxygml.training.run import Run
 from tests.cli.test_cli import failure
 from tests.features.test_estimator import birds
 
-FEATURES, LABELS = birds(24)
+FEATURES, LABELS = birds(24, each=36)
 NEW, NEW_LABELS = birds(4, seed=1)  # other classes
 
 

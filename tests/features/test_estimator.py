@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.covariance import oas
 from sklearn.decomposition import PCA
 from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KNeighborsClassifier
@@ -17,7 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from proxygml import ProxyGMLEmbedding
 from proxygml.evaluation import neighbors
 from proxygml.features import estimator
-from proxygml.features.head import Moments, default_links, sharpening, whitening
+from proxygml.features.head import Moments, default_links, sampling_shrinkage, sharpening, whitening
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "cub_efficientnet_lite0.npz"
 CHECKS = list(estimator_checks_generator(ProxyGMLEmbedding(epochs=1)))
@@ -106,6 +107,15 @@ def test_whitening_equalizes_within_class_variance() -> None:
     np.testing.assert_allclose(quarter @ quarter, matrix, atol=1e-9)
 
 
+@pytest.mark.parametrize("samples", [5, 40, 4000])
+def test_few_samples_are_shrunk_as_scikit_learn_does(samples: int) -> None:
+    features = np.random.default_rng(0).normal(size=(samples, 12)) * np.arange(1, 13)
+    covariance, expected = oas(features)
+    variances = np.linalg.eigvalsh(np.cov(features.T, bias=True))
+    assert sampling_shrinkage(variances, samples) == pytest.approx(expected)
+    assert sampling_shrinkage(np.ones(12), samples) == sampling_shrinkage(np.zeros(12), samples) == 1
+
+
 def test_sharpening_stretches_between_class_directions() -> None:
     between = np.diag([3.0, 1.0, 0.0, 0.0])[:2]  # variances 9, 1, 0, 0 with mean 2.5
     expected = np.diag([(1 + 9 / 2.5) ** 0.25, (1 + 1 / 2.5) ** 0.25, 1, 1])
@@ -158,7 +168,7 @@ def test_fit_ends_stream() -> None:
 
 @pytest.mark.slow
 def test_pipeline_and_grid_search() -> None:
-    features, labels = birds(24)
+    features, labels = birds(24, each=36)
     names = np.char.add("bird ", labels.astype(str))
     pipeline = make_pipeline(StandardScaler(), ProxyGMLEmbedding(epochs=3, random_state=0), KNeighborsClassifier(3))
     search = GridSearchCV(pipeline, {"proxygmlembedding__n_components": [2, 8]}, cv=3).fit(features, names)
@@ -218,7 +228,7 @@ def test_progress_is_reported() -> None:
         reports.append((what, done, total))
 
     for classes in (24, 12):  # of twelve, none is held out
-        ProxyGMLEmbedding(epochs=2, progress=report, random_state=0).fit(*birds(classes))
+        ProxyGMLEmbedding(epochs=2, progress=report, random_state=0).fit(*birds(classes, each=36))
     assert reports[:3] == [("early stopping", done, 3) for done in (1, 2, 3)]
     assert reports[-2:] == [("fitting", 1, 2), ("fitting", 2, 2)]
 

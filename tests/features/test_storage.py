@@ -11,7 +11,7 @@ from proxygml.features.storage import NUMBERS, SETTINGS
 from proxygml.files import with_checksum
 from tests.features.test_estimator import birds
 
-FEATURES, LABELS = birds(24)
+FEATURES, LABELS = birds(24, each=36)
 
 
 @pytest.fixture(scope="module")
