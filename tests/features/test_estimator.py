@@ -49,7 +49,7 @@ def test_scikit_learn_estimator_checks(check) -> None:
 
 @pytest.mark.slow
 def test_unseen_classes_improve() -> None:
-    features, labels = birds(60)
+    features, labels = birds(60, each=16)
     unseen, expected = birds(40, seed=1)
     raw = recall(unseen, expected)
     plain = ProxyGMLEmbedding(epochs=1, learning_rate=1e-6, random_state=0).fit(features, labels)
@@ -61,7 +61,7 @@ def test_unseen_classes_improve() -> None:
 
 @pytest.mark.slow
 def test_low_dimensions_beat_pca() -> None:
-    features, labels = birds(60)
+    features, labels = birds(60, each=16)
     unseen, expected = birds(40, seed=1)
     model = ProxyGMLEmbedding(6, random_state=0, epochs=5).fit(features, labels)
     assert model.transform(unseen).shape == (len(unseen), 6)

@@ -39,7 +39,7 @@ START = FORWARD * (2 * 100 + 2 * 100)  # features and fit; both networks on the 
         (START + 4 * 100 * STEP - 0.1, (192, 5)),
         (START + 1e6, (224, 12)),  # more epochs hardly help
         (START + 100 * STEP * (128 / 224) ** 2, (128, 1)),
-        (START, (160, 0)),  # only the head
+        (START, (224, 0)),  # only the head
     ],
 )
 def test_the_largest_size_with_enough_epochs(photos: Recipe, seconds: float, expected: tuple[int, int]) -> None:
