@@ -15,32 +15,33 @@ from proxygml.paper.results import fingerprint, load_runs, results_file, save_ru
 from proxygml.training.build import own_rate
 from proxygml.training.recipe import Recipe, parse_settings
 
-TRIALS = 8
+TRIALS = 12
 HELD_OUT = 0.25  # fraction of the training classes
-RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.1, 10.0)}  # multiples of the row's own rates
-OWN = {  # range of each loss's own searched setting
-    "proxygml": ("ratio", 0.05, 1.0),
-    "semihard": ("margin", 0.05, 0.5),
-    "liftedstruct": ("margin", 0.5, 2.0),
-    "clustering": ("gamma", 2.0, 50.0),
-    "proxy-nca": ("softmax_scale", 3.0, 30.0),
-    "htl": ("first_margin", 0.05, 0.5),
-    "damlrrm": ("structured_fraction", 0.5, 0.9),
-    "hdml": ("alpha", 30.0, 300.0),
-    "softtriple": ("la", 7.0, 60.0),
-    "ms": ("beta", 20.0, 100.0),
-    "margin": ("margin", 0.05, 0.5),
-    "proxy-anchor": ("alpha", 10.0, 100.0),
-    "n-pair": ("regularization_weight", 0.0005, 0.02),
-    "contrastive": ("margin", 0.4, 1.6),
-    "triplet": ("margin", 0.05, 0.5),
-    "norm-softmax": ("scale", 7.0, 60.0),
-    "cosface": ("scale", 15.0, 100.0),
-    "am-softmax": ("scale", 10.0, 100.0),
-    "arcface": ("scale", 15.0, 100.0),
-    "l-softmax": ("plain_weight", 1.0, 25.0),
-    "subcenter-arcface": ("scale", 15.0, 100.0),
-    "center": ("center_weight", 0.0005, 0.05),
+RATES = {"learning_rate": (0.25, 4.0), "proxy_learning_rate": (0.01, 10.0)}  # multiples of the row's own rates
+EPSILONS = (1e-8, 1e-2)  # of the optimizer; with the larger one, small gradients take small steps
+OWN = {  # ranges of each loss's own searched settings
+    "proxygml": {"ratio": (0.05, 1.0), "proxy_weight": (0.03, 3.0)},
+    "semihard": {"margin": (0.05, 0.5)},
+    "liftedstruct": {"margin": (0.5, 2.0)},
+    "clustering": {"gamma": (2.0, 50.0)},
+    "proxy-nca": {"softmax_scale": (3.0, 30.0)},
+    "htl": {"first_margin": (0.05, 0.5)},
+    "damlrrm": {"structured_fraction": (0.5, 0.9)},
+    "hdml": {"alpha": (30.0, 300.0)},
+    "softtriple": {"la": (7.0, 60.0), "gamma": (0.03, 0.3)},
+    "ms": {"beta": (20.0, 100.0), "base": (0.25, 1.0)},
+    "margin": {"margin": (0.05, 0.5)},
+    "proxy-anchor": {"alpha": (10.0, 100.0), "margin": (0.03, 0.3)},
+    "n-pair": {"regularization_weight": (0.0005, 0.02)},
+    "contrastive": {"margin": (0.4, 1.6)},
+    "triplet": {"margin": (0.05, 0.5)},
+    "norm-softmax": {"scale": (7.0, 60.0)},
+    "cosface": {"scale": (15.0, 100.0)},
+    "am-softmax": {"scale": (10.0, 100.0)},
+    "arcface": {"scale": (15.0, 100.0)},
+    "l-softmax": {"plain_weight": (1.0, 25.0)},
+    "subcenter-arcface": {"scale": (15.0, 100.0)},
+    "center": {"center_weight": (0.0005, 0.05)},
 }
 
 
@@ -102,10 +103,8 @@ def chosen(rows: Mapping[str, Recipe], only: Collection[str]) -> dict[str, Recip
 
 def space(recipe: Recipe, fixed: bool) -> dict[str, tuple[float, float]]:
     """Ranges to search for a row; `fixed` leaves ProxyGML's ratio alone."""
-    if recipe.loss not in OWN or (recipe.loss == "proxygml" and fixed):
-        return RATES
-    name, lowest, highest = OWN[recipe.loss]
-    return RATES | {name: (lowest, highest)}
+    own = OWN.get(recipe.loss, {})
+    return RATES | {name: ends for name, ends in own.items() if not (fixed and name == "ratio")}
 
 
 def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before: list[dict]) -> dict[str, float]:
@@ -114,6 +113,7 @@ def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before:
         return {}
     optuna = _optuna()
     space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in searched.items()}
+    space["adam_epsilon"] = optuna.distributions.CategoricalDistribution(EPSILONS)
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=len(before), n_startup_trials=3)
     )
@@ -126,8 +126,11 @@ def suggest(recipe: Recipe, searched: Mapping[str, tuple[float, float]], before:
 
 def as_it_is(recipe: Recipe, searched: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """A row as settings of a trial; None if one of them is outside the searched ranges."""
-    own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings) | {"ratio": recipe.ratio}
-    settings: dict[str, float] = {}
+    own = losses.defaults(recipe.loss) | parse_settings(recipe.loss_settings)
+    own |= {"ratio": recipe.ratio, "proxy_weight": recipe.proxy_weight}
+    if recipe.adam_epsilon not in EPSILONS:
+        return {}
+    settings: dict[str, float] = {"adam_epsilon": recipe.adam_epsilon}
     for name, (low, high) in searched.items():
         value = 1.0 if name in RATES else own[name]
         if not isinstance(value, (int, float)) or not low <= value <= high:
@@ -149,13 +152,14 @@ def apply(recipe: Recipe, settings: Mapping[str, float]) -> Recipe:
     changed: dict[str, object] = {
         "learning_rate": recipe.learning_rate * settings["learning_rate"],
         "proxy_learning_rate": own_rate(recipe) * settings["proxy_learning_rate"],
+        "adam_epsilon": settings["adam_epsilon"],
     }
     if recipe.head_learning_rate is not None:
         changed["head_learning_rate"] = recipe.head_learning_rate * settings["learning_rate"]
     for name, value in settings.items():
-        if name == "ratio":
+        if name in OWN["proxygml"]:
             changed[name] = value
-        elif name not in RATES:
+        elif name not in changed:
             others = {key: one for key, one in parse_settings(recipe.loss_settings).items() if key != name}
             changed["loss_settings"] = (*(f"{key}={one}" for key, one in others.items()), f"{name}={value}")
     return recipe.changed(changed)

@@ -7,7 +7,7 @@ import pytest
 
 from proxygml.losses import METHODS, defaults, make
 from proxygml.paper.results import load_runs
-from proxygml.paper.tuning import HELD_OUT, OWN, apply, as_it_is, space, suggest, tuned
+from proxygml.paper.tuning import EPSILONS, HELD_OUT, apply, as_it_is, space, suggest, tuned
 from proxygml.training.build import own_rate
 from proxygml.training.presets import GLYPHS
 from proxygml.training.recipe import Recipe, parse_settings
@@ -63,7 +63,8 @@ def test_search_space(loss: str) -> None:
     plain = GLYPHS.changed({"loss": loss})
     ends = space(plain, fixed=False)
     settings = suggest(plain, ends, [{"settings": {}, "map_at_r": 0.5}])
-    assert settings.keys() == ends.keys()
+    assert settings.keys() == ends.keys() | {"adam_epsilon"}
+    assert settings["adam_epsilon"] in EPSILONS
     assert all(lowest <= settings[name] <= highest for name, (lowest, highest) in ends.items())
     recipe = apply(plain, settings)
     if loss != "proxygml":
@@ -75,32 +76,34 @@ def test_the_row_as_it_is_lies_within_what_is_searched(loss: str) -> None:
     plain = GLYPHS.changed({"loss": loss})
     ends = space(plain, fixed=False)
     settings = as_it_is(plain, ends)
-    assert settings.keys() == ends.keys()
+    assert settings.keys() == ends.keys() | {"adam_epsilon"}
     same = apply(plain, settings)
-    assert (same.learning_rate, own_rate(same), same.ratio) == (plain.learning_rate, own_rate(plain), plain.ratio)
+    assert same == plain.changed({"proxy_learning_rate": own_rate(plain), "loss_settings": same.loss_settings})
     if loss != "proxygml":
         assert defaults(loss) | parse_settings(same.loss_settings) == defaults(loss)
 
 
 def test_the_search_learns_from_the_row_as_it_is() -> None:
     ends = space(GLYPHS, fixed=True)
-    others = [{"settings": dict.fromkeys(ends, multiple), "map_at_r": 0.5} for multiple in (0.3, 3.5)]
+    others = [
+        {"settings": dict.fromkeys(ends, multiple) | {"adam_epsilon": 1e-8}, "map_at_r": 0.5} for multiple in (0.3, 2.9)
+    ]
 
     def suggested(score: float) -> dict[str, float]:
         return suggest(GLYPHS, ends, [{"settings": {}, "map_at_r": score}, *others])
 
     assert suggested(0.9) != suggested(0.1)
-    assert all(0.5 < multiple < 2 for multiple in suggested(0.9).values())  # near what was best
+    assert 0.5 < suggested(0.9)["learning_rate"] < 2  # near what was best
     outside = GLYPHS.changed({"ratio": 0.01})
     assert as_it_is(outside, space(outside, fixed=False)) == {}
     assert suggest(outside, space(outside, fixed=False), [{"settings": {}, "map_at_r": 0.5}])
 
 
 def test_settings_of_a_trial_come_on_top_of_the_rows_own() -> None:
-    settings = {"learning_rate": 2.0, "proxy_learning_rate": 0.5, "beta": 40.0}
+    settings = {"learning_rate": 2.0, "proxy_learning_rate": 0.5, "adam_epsilon": 1e-2, "beta": 40.0}
     recipe = apply(ROWS["theirs"].changed({"head_learning_rate": 1e-2}), settings)
     assert (recipe.learning_rate, recipe.head_learning_rate) == (2 * GLYPHS.learning_rate, 2e-2)
-    assert recipe.proxy_learning_rate == 0.015
+    assert (recipe.proxy_learning_rate, recipe.adam_epsilon) == (0.015, 1e-2)
     assert parse_settings(recipe.loss_settings) == {"alpha": 3, "beta": 40.0}
 
 
@@ -112,4 +115,4 @@ def test_what_an_experiment_compares_is_not_searched(tmp_path: Path) -> None:
     best = tuned("glyphs", rows, results=tmp_path, trials=3, finish=judged)
     assert [recipe.ratio for recipe in best.values()] == [0.05, 0.5]
     assert len(load_runs(tmp_path / "tuning/glyphs.json")) == 6
-    assert space(GLYPHS, fixed=False).keys() - space(GLYPHS, fixed=True).keys() == {OWN["proxygml"][0]}
+    assert space(GLYPHS, fixed=False).keys() - space(GLYPHS, fixed=True).keys() == {"ratio"}
