@@ -1,11 +1,36 @@
 """Head and proxies that start from the training images instead of at random."""
 
+from dataclasses import replace
+from typing import cast
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from proxygml.display import Progress
+from proxygml.training import build
+from proxygml.training.evaluator import Evaluator
+from proxygml.training.loop import TrainingLoop
+
+
+def start_from_images(loop: TrainingLoop, evaluator: Evaluator, progress: Progress) -> None:
+    """Fit the head to the training images and start the proxies at them, where the recipe says so."""
+    recipe, model, fabric = loop.recipe, loop.model, loop.fabric
+    embedded = None
+    if recipe.head_start == "fitted":
+        bare = build.without_head(model, recipe).to(fabric.device)
+        features = evaluator.embed(bare, loop.images, "features of training images")
+        if fabric.is_global_zero:
+            fit_head(model.head, features.vectors, features.labels, seed=recipe.seed, progress=progress)
+        model.head.load_state_dict(fabric.broadcast(model.head.state_dict()))
+        with torch.inference_mode():
+            vectors = model.head(torch.from_numpy(features.vectors).to(fabric.device))
+        embedded = replace(features, vectors=vectors.cpu().numpy())
+    if recipe.proxy_start == "samples" and recipe.loss == "proxygml":
+        if embedded is None:
+            embedded = evaluator.embed(model, loop.images, "embedding training images")
+        start_at_samples(cast(Tensor, loop.loss.proxies), embedded.vectors, embedded.labels, seed=recipe.seed)
 
 
 def fit_head(head: nn.Linear, features: np.ndarray, labels: np.ndarray, *, seed: int, progress: Progress) -> None:

@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from proxygml.evaluation.intervals import difference_interval
 from proxygml.training import build
 from proxygml.training.evaluator import Evaluator, nearest_images
 from proxygml.training.features import prepare_images
-from proxygml.training.initialization import fit_head, start_at_samples
+from proxygml.training.initialization import start_from_images
 from proxygml.training.loggers import Loggers
 from proxygml.training.loop import TrainingLoop
 from proxygml.training.parts import Parts
@@ -150,22 +150,14 @@ class Trainer:
 
     def _begin(self, run: Run) -> None:
         """Before the first epoch: score the baselines, initialize head and proxies, score a pretrained network."""
-        recipe, model, loss = self.recipe, self.loop.model, self.loop.loss
+        recipe, model = self.recipe, self.loop.model
         if recipe.baselines and self.tests:
             baselines, nearest = self.evaluator.compare_with(model, self.test_images)
             self.scores |= {name: scores.to_json() for name, scores in baselines.items()}
             self.baseline_hits = torch.from_numpy(baselines["untrained"].hits)
             self.baseline_nearest = torch.from_numpy(nearest.astype(np.int32)) if recipe.pretrained else None
         started = time.perf_counter()
-        if recipe.head_start == "fitted":
-            bare = build.without_head(model, recipe).to(self.fabric.device)
-            features = self.evaluator.embed(bare, self.loop.images, "features of training images")
-            if self.writes:
-                fit_head(model.head, features.vectors, features.labels, seed=recipe.seed, progress=self.progress)
-            model.head.load_state_dict(self.fabric.broadcast(model.head.state_dict()))
-        if recipe.proxy_start == "samples" and recipe.loss == "proxygml":
-            vectors, labels = (part.cpu().numpy() for part in self._embed_training_images())
-            start_at_samples(cast(Tensor, loss.proxies), vectors, labels, seed=recipe.seed)
+        start_from_images(self.loop, self.evaluator, self.progress)
         start: dict[str, Any] = {}
         if recipe.pretrained and self.held_out_images is not None:
             start["held_out"] = self._score_held_out()
