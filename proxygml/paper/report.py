@@ -7,9 +7,9 @@ from pathlib import Path
 from proxygml.files import atomic_write
 from proxygml.paper import EXPERIMENTS, find, frozen
 from proxygml.paper.rendering import PROTOCOLS, Section, sections_of
-from proxygml.paper.results import METRICS
 from proxygml.paper.settings import SETTINGS
 from proxygml.paper.tables import Table
+from proxygml.paper.verdict import verdict
 
 BRIEF = ("glyphs", "omniglot")  # datasets that the page only links to
 HEAD = """# Results
@@ -17,6 +17,8 @@ HEAD = """# Results
 Written by `proxygml paper --report` from `results/`; do not edit. `proxygml paper NAME --dataset DATASET --data ROOT`
 makes a section; glyphs needs no `--data`.
 
+"""
+METHOD = """## how we measured
 Every score is a mean over seeds with its 95 % interval (Student's t). Differences are paired by seed: a claim holds or
 fails where their interval excludes 0; otherwise there is no significant difference (n.s.). No method is tuned, except
 by the fair protocol ([paper.md](paper.md)). On glyphs and omniglot the epoch with the best Recall@1 on test classes
@@ -61,7 +63,7 @@ def report(folder: Path, *, quick: bool = False) -> str:
     """The text of docs/results.md, in the order of the experiments."""
     by_experiment = {name: sections_of(name, folder, quick=quick) for name in EXPERIMENTS}
     sections = [section for own in by_experiment.values() for section in own]
-    text = HEAD + _datasets(sections) + _summary(sections)
+    text = HEAD + verdict(sections) + METHOD + _datasets(sections)
     for name, own in by_experiment.items():
         text += f"## {name}\n{EXPERIMENTS[name].title} In the paper: {EXPERIMENTS[name].in_the_paper}.\n\n"
         if remark := find(name).remark:
@@ -90,25 +92,6 @@ def _datasets(sections: Iterable[Section]) -> str:
     used = {section.dataset for section in sections}
     rows = tuple((name, setting.about) for name, setting in SETTINGS.items() if name in used)
     return f"## datasets\n{Table(('name', 'setting'), rows).to_markdown()}\n" if rows else ""
-
-
-def _summary(sections: Iterable[Section]) -> str:
-    """How many of the paper's claims hold, for each section."""
-    rows = []
-    for section in sections:
-        counts: list[int] = []
-        for measure in METRICS:
-            verdicts = [verdict[measure] for verdict in section.claims.values() if measure in verdict]
-            against = sum("does not hold" in verdict for verdict in verdicts)
-            holds = sum(verdict.startswith("holds") for verdict in verdicts)
-            counts += holds, against, len(verdicts) - holds - against
-        if any(counts):
-            rows.append((section.name, _named(section), *map(str, counts)))
-    if not rows:
-        return ""
-    counted = [f"{measure}: {what}" for measure in METRICS for what in ("hold", "fail", "n.s.")]
-    table = Table(("experiment", "dataset", *counted), tuple(rows)).to_markdown()
-    return f"## in short\nHow many of the paper's claims hold here, by Recall@1 and by NMI.\n\n{table}\n"
 
 
 def _in_full(section: Section, *, quoted: bool) -> str:
