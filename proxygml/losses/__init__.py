@@ -47,6 +47,7 @@ class Method:
 
 METHODS = {
     "proxygml": Method("proxygml.module.ProxyGMLLoss", "ProxyGML", "Zhu et al., NeurIPS 2020", OURS),
+    "proxygml-plus": Method("plus.ProxyGMLPlusLoss", "ProxyGML with more ingredients", "not in a paper", OURS),
     "semihard": Method(
         "pml.semihard", "Semi-hard triplets", "Schroff et al., CVPR 2015", batches="balanced",
         caveat="the library takes all semi-hard triplets; the quoted row may be TensorFlow's (variant nearest)",

@@ -15,6 +15,7 @@ FAIR: dict[str, dict[str, object]] = {  # what differs from the paper's presets,
 }
 
 UNKNOWN = {
+    "proxygml-plus": "ours, so there is no other setting than fair",
     "semihard": "the supplement's timed run; one random semi-hard triplet per anchor in the original, all of them here",
     "liftedstruct": "dropout 0.4 before the last layer is left out; crops vary in aspect instead of the whole image",
     "clustering": "gamma, its decay, optimizer and length are another implementation's: we did not have the paper's",

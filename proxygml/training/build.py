@@ -181,7 +181,8 @@ def build_loss(recipe: Recipe, num_classes: int, loss: nn.Module | Callable[...,
         return ShardedProxyGMLLoss(num_classes, recipe.embedding_dim, own, seed=recipe.seed)
     if recipe.nested:
         return NestedProxyGMLLoss(num_classes, recipe.embedding_dim, recipe.nested, own)
-    own_settings = asdict(own) if recipe.loss == "proxygml" else {}
+    known = losses.defaults(recipe.loss) if recipe.is_proxygml else {}
+    own_settings = {name: value for name, value in asdict(own).items() if name in known}
     made = losses.make(recipe.loss, num_classes, recipe.embedding_dim, own_settings | settings)
     if recipe.shard:  # the same initial proxies as with several processes
         proxies = cast(nn.Parameter, made.proxies)

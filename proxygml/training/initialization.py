@@ -27,7 +27,7 @@ def start_from_images(loop: TrainingLoop, evaluator: Evaluator, progress: Progre
         with torch.inference_mode():
             vectors = model.head(torch.from_numpy(features.vectors).to(fabric.device))
         embedded = replace(features, vectors=vectors.cpu().numpy())
-    if recipe.proxy_start == "samples" and recipe.loss == "proxygml":
+    if recipe.proxy_start == "samples" and recipe.is_proxygml:
         if embedded is None:
             embedded = evaluator.embed(model, loop.images, "embedding training images")
         start_at_samples(cast(Tensor, loop.loss.proxies), embedded.vectors, embedded.labels, seed=recipe.seed)

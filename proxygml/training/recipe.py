@@ -208,7 +208,7 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
             raise ValueError("head_start fitted needs a pretrained network with head linear: set weights")
         if self.proxy_start == "samples" and self.shard:
             raise ValueError("proxy_start samples needs all proxies in one process: leave out shard")
-        if self.start_ratio is not None and (self.loss != "proxygml" or self.links is not None):
+        if self.start_ratio is not None and (not self.is_proxygml or self.links is not None):
             raise ValueError("start_ratio needs loss proxygml, and a ratio instead of links")
         if self.nested:
             nested_widths(self.nested, self.embedding_dim)
@@ -246,6 +246,11 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
         for name in ("held_out", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1, got {getattr(self, name)}")
+
+    @property
+    def is_proxygml(self) -> bool:
+        """Whether the settings of ProxyGML apply: its loss, or the one with more ingredients."""
+        return self.loss in ("proxygml", "proxygml-plus")
 
     @property
     def pretrained(self) -> bool:

@@ -22,6 +22,10 @@ from proxygml.losses.damlrrm import BASES
 
 SETTINGS = {  # where the defaults are not enough
     "proxygml": [{"proxies_per_class": 3, "ratio": 0.5}],  # by default a few classes have only positives linked
+    "proxygml-plus": [
+        {"proxies_per_class": 3, "ratio": 0.5, "aggregate": "softmax", "margin": 0.1, "scale": 4.0},
+        {"proxies_per_class": 3, "ratio": 0.5, "anchor": True, "scale": 8.0, "margin": 0.1},
+    ],
     "semihard": [{}, {"variant": "nearest"}],
     "clustering": [{}, {"gamma": 0.5}],
     "proxy-nca": [{}, {"exclude_positive": True}],

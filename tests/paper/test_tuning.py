@@ -67,7 +67,7 @@ def test_search_space(loss: str) -> None:
     assert settings["adam_epsilon"] in EPSILONS
     assert all(lowest <= settings[name] <= highest for name, (lowest, highest) in ends.items())
     recipe = apply(plain, settings)
-    if loss != "proxygml":
+    if not plain.is_proxygml:
         make(loss, 5, 8, parse_settings(recipe.loss_settings))
 
 
