@@ -28,10 +28,11 @@ from proxygml.retrieval.ranking import augment, reciprocal_distances, weighted_m
 from proxygml.vectors import open_vectors, read_all
 
 SEEDS, QUERY_FRACTION = 3, 0.3
-EXPAND, AUGMENT, RERANK = 3, 10, 100
+EXPAND, AUGMENT, RERANK = 1, 10, 100
 METHODS: dict[str, dict[str, int]] = {
     "plain": {},
     f"expand {EXPAND}": {"expand": EXPAND},
+    "expand 5": {"expand": 5},  # a usual number
     f"augment {AUGMENT}": {"augment": AUGMENT},
     f"rerank {RERANK}": {"rerank": RERANK},
     f"expand {EXPAND}, rerank {RERANK}": {"expand": EXPAND, "rerank": RERANK},
