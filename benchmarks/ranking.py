@@ -5,8 +5,8 @@
 FEATURES.npz, INDEX and RUN as for `benchmarks.tasks`. An index of 70 % of the photos of each class is asked for the
 other 30 %, in three random splits. The constants of proxygml/retrieval/ranking.py and the numbers of neighbors were
 chosen on the second quarter of the classes ("choice"), as features and as `ProxyGMLEmbedding` fitted on the first
-quarter. "gain" scores them once on the second half; "cost" times searches in that half, as features, and in 100,000
-vectors of 128 dimensions. Writes results/bench/ranking.json; --quick uses synthetic features and writes nothing.
+quarter. "gain" scores them once on the second half; "cost" times searches in the features of all classes and in
+synthetic vectors. Writes results/bench/ranking.json; --quick uses synthetic features and writes nothing.
 """
 
 import argparse
@@ -148,7 +148,8 @@ def cost_table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
         for method in METHODS
     ]
     augmenting = [f"{row['augmenting']['seconds']:.1f}" for row in rows.values()]
-    columns = ("ms per query (relative to plain)", *rows)
+    sizes = [f"{name}, {row['augmenting']['items']:,} x {row['augmenting']['dim']}" for name, row in rows.items()]
+    columns = ("ms per query (relative to plain)", *sizes)
     return Table(columns, (*cells, ("s once, to augment", *augmenting))).to_markdown()
 
 
@@ -190,19 +191,17 @@ def main() -> None:
         first = subset(items, items.labels < np.median(np.unique(items.labels)))
         for title, space in spaces(name, first).items():
             add("choice", title, choice(space))
-    measured = {title: space for name, items in photos.items() for title, space in spaces(name, items).items()}
-    if options.glyphs is not None:
-        measured["glyphs, trained network"] = read_all(open_vectors(options.glyphs, split="test"))
-    for title, space in measured.items() if wanted("gain") else ():
-        add("gain", title, gain(space))
+    for name, items in photos.items() if wanted("gain") else ():
+        for title, space in spaces(name, items).items():
+            add("gain", title, gain(space))
+    if options.glyphs is not None and wanted("gain"):
+        add("gain", "glyphs, trained network", gain(read_all(open_vectors(options.glyphs, split="test"))))
     if wanted("cost"):
-        timed = {title: space for title, space in measured.items() if title.endswith("features")}
         if not options.quick:
             vectors, _ = synthetic_vectors(True, LARGE)
-            title = f"{LARGE:,} x {vectors.shape[1]}"
-            timed[title] = Embeddings(vectors, np.zeros(LARGE, int), np.arange(LARGE).astype(str))
-        for title, space in timed.items():
-            add("cost", title, cost(space))
+            photos["clusters of fifty"] = Embeddings(vectors, np.zeros(LARGE, int), np.arange(LARGE).astype(str))
+        for name, items in photos.items():
+            add("cost", name, cost(items))
     for part, table in (("choice", choice_table), ("gain", gain_table), ("cost", cost_table)):
         if results.get(part):
             print(table(results[part]))
