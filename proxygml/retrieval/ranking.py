@@ -12,6 +12,7 @@ from proxygml.embeddings import Embeddings
 from proxygml.retrieval.folder import FolderStorage
 from proxygml.retrieval.hits import Hit, cosines
 from proxygml.retrieval.postgres import PostgresStorage
+from proxygml.retrieval.validation import check_vectors
 from proxygml.retrieval.vector_index import VectorIndex
 
 Storage = FolderStorage | PostgresStorage
@@ -21,7 +22,7 @@ ALPHA = 1.0  # power of the similarity that weighs a neighbor
 RECIPROCAL, AVERAGED = 20, 6  # k1 and k2 of re-ranking
 ORIGINAL_WEIGHT = 0.7  # lambda, of the original distance
 MAX_AUGMENTED = 100_000  # items, all of which are compared with each other
-BLOCK_ELEMENTS = 2**25  # numbers in memory at a time (128 MB)
+BLOCK_ELEMENTS = 2**24  # numbers of neighbors in memory at a time (128 MB as float64)
 
 
 def check_sizes(
@@ -45,14 +46,16 @@ def check_sizes(
 def weighted_means(vectors: np.ndarray, neighbors: np.ndarray, alpha: float = ALPHA) -> np.ndarray:
     """The mean of each vector (B, D) and its neighbors (B, K, D), weighted by similarity^alpha: (B, D).
 
-    The mean has the length of the vector. Radenovic et al., "Fine-tuning CNN Image Retrieval with No Human Annotation",
+    The mean has the length of the vector. Radenović et al., "Fine-tuning CNN Image Retrieval with No Human Annotation",
     2018, section 3.2. A neighbor with a negative similarity has no weight.
     """
+    vectors, neighbors = vectors.astype(np.float64), neighbors.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)  # (B, 1)
     scales = lengths * np.linalg.norm(neighbors, axis=2)  # (B, K)
-    similarities = np.einsum("bd,bkd->bk", vectors, neighbors) / np.maximum(scales, 1e-30)  # (B, K)
+    similarities = np.einsum("bd,bkd->bk", vectors, neighbors) / np.where(scales > 0, scales, 1)  # (B, K)
     sums = vectors + np.einsum("bk,bkd->bd", similarities.clip(0) ** alpha, neighbors)  # (B, D)
-    return sums * (lengths / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-30))
+    sum_lengths = np.linalg.norm(sums, axis=1, keepdims=True)  # (B, 1); not 0 unless the vector is
+    return (sums * (lengths / np.where(sum_lengths > 0, sum_lengths, 1))).astype(np.float32)
 
 
 def augment(items: Embeddings, neighbors: int, alpha: float = ALPHA) -> Embeddings:
@@ -61,7 +64,7 @@ def augment(items: Embeddings, neighbors: int, alpha: float = ALPHA) -> Embeddin
     Compares all items with each other. Augment again after a change.
     """
     check_sizes(len(items), augment=neighbors)
-    vectors = np.ascontiguousarray(items.vectors, np.float32)  # (M, D)
+    vectors = check_vectors(items.vectors, items.dim, "the items")  # (M, D)
     index = VectorIndex.new("exact", items.dim, len(vectors), lambda count: vectors[:count])
     index.add(np.arange(len(vectors)), vectors)
     augmented = np.empty_like(vectors)
@@ -137,7 +140,7 @@ def search_improved(
 
 
 def _reranked(hits: list[Hit], query: np.ndarray, vectors: np.ndarray) -> list[Hit]:
-    """Hits of which the first, those with vectors (K, D), are in the order of their k-reciprocal distance."""
+    """The hits, of which the first K, with vectors (K, D), are in the order of their k-reciprocal distances."""
     order = np.argsort(reciprocal_distances(query, vectors), kind="stable")
     return [*(hits[place] for place in order), *hits[len(vectors) :]]
 

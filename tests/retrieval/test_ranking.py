@@ -98,6 +98,20 @@ def test_equal_items_have_finite_distances() -> None:
     assert np.isfinite(reciprocal_distances(items[0], items[:1])).all()
 
 
+def test_scale_of_vectors_does_not_matter() -> None:
+    items, queries = clustered(60).vectors, clustered(2, seed=1).vectors
+    for scale in (1e-18, 1e14):  # squares of which float32 cannot hold
+        means = weighted_means(queries * np.float32(scale), items[None, :5] * np.float32(scale))
+        np.testing.assert_allclose(means / scale, weighted_means(queries, items[None, :5]), rtol=1e-5)
+
+
+def test_only_finite_vectors_are_augmented() -> None:
+    items = random_embeddings(5)
+    items.vectors[3, 0] = np.nan
+    with pytest.raises(ValueError, match=r"expected finite vectors .* first row 3"):
+        augment(items, 2)
+
+
 def expected_hits(items: Embeddings, query: np.ndarray, count: int, options: dict[str, int]) -> list[tuple[str, float]]:
     """Path and distance of the hits of a search with options, step by step."""
     vectors, changed = items.vectors.astype(np.float64), query.astype(np.float64)
