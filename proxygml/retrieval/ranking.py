@@ -21,7 +21,7 @@ Storage = FolderStorage | PostgresStorage
 ALPHA = 1.0  # power of the similarity that weighs a neighbor
 RECIPROCAL, AVERAGED = 20, 6  # k1 and k2 of re-ranking
 ORIGINAL_WEIGHT = 0.7  # lambda, of the original distance
-MAX_AUGMENTED = 100_000  # items, all of which are compared with each other
+MAX_AUGMENTED, MAX_RERANKED = 100_000, 1000  # items, all of which are compared with each other
 BLOCK_ELEMENTS = 2**24  # numbers of neighbors in memory at a time (128 MB as float64)
 
 
@@ -38,9 +38,12 @@ def check_sizes(
             raise ValueError(f"{name} needs {low + items - high} items or more, the index has {items}")
         if value is not None and not low <= value <= high:
             raise ValueError(f"expected {name} from {low} to {high:,}, as the index has {items:,} items, got {value:,}")
+    compared = "items, which are all compared with each other"
     if augment is not None and items > MAX_AUGMENTED:
-        reason = f"up to {MAX_AUGMENTED:,} items, which are all compared with each other"
-        raise ValueError(f"augment is for {reason}; the index has {items:,}: leave it out, or use expand or rerank")
+        remedy = "leave it out, or use expand or rerank"
+        raise ValueError(f"augment is for up to {MAX_AUGMENTED:,} {compared}; the index has {items:,}: {remedy}")
+    if rerank is not None and rerank > MAX_RERANKED:
+        raise ValueError(f"rerank is for up to {MAX_RERANKED:,} {compared}, got {rerank:,}")
 
 
 def weighted_means(vectors: np.ndarray, neighbors: np.ndarray, alpha: float = ALPHA) -> np.ndarray:

@@ -207,7 +207,7 @@ def test_wrong_number_is_an_error(options: dict[str, int], message: str) -> None
         Index.from_embeddings(items).search(items.vectors, 3, **options)
 
 
-def test_index_of_one_item(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_one_item() -> None:
     items = random_embeddings(1)
     index = Index.from_embeddings(items)
     assert index.search(items.vectors, 3, expand=1)[0][0].path == items.paths[0]
@@ -216,6 +216,13 @@ def test_index_of_one_item(monkeypatch: pytest.MonkeyPatch) -> None:
             index.search(items.vectors, 3, **{name: 2})
     with pytest.raises(ValueError, match=r"^expand needs 1 items or more, the index has 0$"):
         Index.create(None, dim=DIM).search(items.vectors, 3, expand=1)
+
+
+def test_too_many_items_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "MAX_AUGMENTED", 5)
     with pytest.raises(ValueError, match=r"^augment is for up to 5 items, .* the index has 6: leave it out"):
         augment(random_embeddings(6), 2)
+    monkeypatch.setattr(ranking, "MAX_RERANKED", 4)
+    items = random_embeddings(6)
+    with pytest.raises(ValueError, match=r"^rerank is for up to 4 items, .* with each other, got 5$"):
+        Index.from_embeddings(items).search(items.vectors, 3, rerank=5)
