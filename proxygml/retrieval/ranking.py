@@ -130,22 +130,24 @@ def search_improved(
             pairs = zip(ranked_by, nearest, strict=True)
             ranked_by = np.vstack([weighted_means(query[None], vectors[None]) for query, (_, vectors) in pairs])
         found = _with_vectors(searched, searched.search(ranked_by, max(count, rerank or 0)))
-        chosen = [
-            hits if rerank is None else _reranked(hits, query, vectors[:rerank])
-            for query, (hits, vectors) in zip(ranked_by, found, strict=True)
-        ]
-        originals = _with_vectors(stored, [hits[:count] for hits in chosen])
-        for query, (hits, vectors) in zip(queries[rows].astype(np.float64), originals, strict=True):
-            distances = np.sqrt(np.square(vectors - query).sum(1)).tolist()
-            numbers = zip(hits, distances, cosines(query, vectors).tolist(), strict=True)
+        if rerank is not None:
+            pairs = zip(ranked_by, found, strict=True)
+            found = [_reranked(hits, query, vectors, rerank) for query, (hits, vectors) in pairs]
+        if searched is not stored:
+            found = _with_vectors(stored, [hits[:count] for hits, _ in found])
+        for query, (hits, vectors) in zip(queries[rows].astype(np.float64), found, strict=True):
+            shown = vectors[:count]  # (K, D)
+            distances = np.sqrt(np.square(shown - query).sum(1)).tolist()
+            numbers = zip(hits[:count], distances, cosines(query, shown).tolist(), strict=True)
             results.append([hit._replace(distance=distance, similarity=cosine) for hit, distance, cosine in numbers])
     return results
 
 
-def _reranked(hits: list[Hit], query: np.ndarray, vectors: np.ndarray) -> list[Hit]:
-    """The hits, of which the first K, with vectors (K, D), are in the order of their k-reciprocal distances."""
-    order = np.argsort(reciprocal_distances(query, vectors), kind="stable")
-    return [*(hits[place] for place in order), *hits[len(vectors) :]]
+def _reranked(hits: list[Hit], query: np.ndarray, vectors: np.ndarray, rerank: int) -> tuple[list[Hit], np.ndarray]:
+    """Hits and their vectors (K, D), of which the first are in the order of their k-reciprocal distances."""
+    order = np.arange(len(hits))
+    order[:rerank] = np.argsort(reciprocal_distances(query, vectors[:rerank]), kind="stable")
+    return [hits[place] for place in order], vectors[order]
 
 
 def _with_vectors(storage: Storage, results: list[list[Hit]]) -> list[tuple[list[Hit], np.ndarray]]:
