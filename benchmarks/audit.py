@@ -104,7 +104,8 @@ def lists_table(results: dict) -> str:
 
 def mended_table(results: dict) -> str:
     def described(scores: list[float]) -> str:
-        return f"{np.mean(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})"
+        bounds = f" ({min(scores):.1f} to {max(scores):.1f})" if len(scores) > 1 else ""
+        return f"{np.mean(scores):.1f}{bounds}"
 
     (clean,) = zip(*results["mended"]["0"].values(), strict=True)
     cells = [
