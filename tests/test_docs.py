@@ -237,14 +237,18 @@ def test_generated_page_is_current(module: str, results: str) -> None:
 
 
 def test_tables_in_documents_are_current() -> None:
-    names = ("bench/features", "faults", "bench/tasks", "bench/audit")
-    features, faults, tasks, audit = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    names = ("bench/features", "faults", "bench/tasks", "bench/audit", "bench/nested", "bench/ranking")
+    stored = [json.loads((RESULTS / f"{name}.json").read_text()) for name in names]
+    features, faults, tasks, audit, nested, ranking = stored
     assert importlib.import_module("benchmarks.features").table(features) in text_of("features")
     assert faults["summary"] in text_of("faults")
     for part, (_, table) in importlib.import_module("benchmarks.tasks").PARTS.items():
         assert table(tasks[part]) in text_of("tasks")
     for table in ("lists_table", "mended_table"):
         assert getattr(importlib.import_module("benchmarks.audit"), table)(audit) in text_of("tasks")
+    assert importlib.import_module("benchmarks.nested").table(nested) in text_of("search")
+    for table, part in (("gain_table", "gain"), ("cost_table", "cost")):
+        assert getattr(importlib.import_module("benchmarks.ranking"), table)(ranking[part]) in text_of("search")
 
 
 @pytest.mark.slow

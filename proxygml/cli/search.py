@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.options import AS_TRAINED, Hardware
+from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import in_one_line, messages, output, show_progress, show_table
 from proxygml.training.recipe import Split
 
@@ -23,6 +23,9 @@ def search(
     image: tuple[Path, ...] = (),
     vectors: Path | None = None,
     count: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 10,
+    expand: Annotated[int | None, SILENT] = None,
+    augment: Annotated[int | None, SILENT] = None,
+    rerank: Annotated[int | None, SILENT] = None,
     run: Path | None = None,
     space: Path | None = None,
     split: Split = "all",
@@ -38,6 +41,9 @@ def search(
         image: Images to search for, or folders of images.
         vectors: Or an .npz of embeddings to search for, thousands of them.
         count: How many items to find for each.
+        expand: Search for the mean of an image and so many of its nearest items (docs/search.md).
+        augment: Compare with the mean of each item and so many of its nearest.
+        rerank: Order so many of the nearest items by the neighbors that they share with the image.
         run: What embeds the images, if the index does not contain its network: a run, or a pretrained backbone by its
             name.
         space: The fitted space of the index, which is applied to what you search for (docs/features.md).
@@ -56,7 +62,7 @@ def search(
         source = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     opened = Index.from_embeddings(source) if isinstance(source, Embeddings) else source
     queries = read_queries(index, opened, hardware, image=image, vectors=vectors, run=run, space=space)
-    results = opened.search(queries.vectors, count)
+    results = opened.search(queries.vectors, count, expand=expand, augment=augment, rerank=rerank)
     if json:
         entries = [
             {"query": name, "hits": [hit._asdict() for hit in hits]}

@@ -146,6 +146,11 @@ class FolderStorage:
         rows = self.database.items("path = ?" if isinstance(item, str) else "items.id = ?", item)
         return (rows[0][0], self._matrix([rows[0][3]])[0]) if rows else None
 
+    def find_all(self, paths: list[str]) -> dict[str, tuple[int, np.ndarray]]:
+        rows = self.database.items("path IN (SELECT value FROM json_each(?))", json.dumps(paths))
+        vectors = self._matrix([row[3] for row in rows])  # (rows, D)
+        return {row[1]: (row[0], vector) for row, vector in zip(rows, vectors, strict=True)}
+
     def blocks(self) -> Iterator[Embeddings]:
         ((last,),) = self.rows("SELECT MAX(id) FROM items")
         names = [name for (name,) in self.rows("SELECT name FROM classes ORDER BY id")]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from proxygml.embeddings import Embeddings
-from proxygml.retrieval import validation
+from proxygml.embeddings import Embeddings, concatenate
+from proxygml.retrieval import ranking, validation
 from proxygml.retrieval.folder import FolderStorage
 from proxygml.retrieval.hits import Hit, measure_recall
 from proxygml.retrieval.postgres import PostgresStorage
@@ -114,11 +114,31 @@ class Index:
         """Replace the folder `old` of all paths below it by `new`, for images that have moved; returns their number."""
         return self.storage.relocate(old, validation.check_text(new))
 
-    def search(self, vectors: np.ndarray, count: int) -> list[list[Hit]]:
-        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer."""
+    def search(
+        self,
+        vectors: np.ndarray,
+        count: int,
+        *,
+        expand: int | None = None,
+        augment: int | None = None,
+        rerank: int | None = None,
+    ) -> list[list[Hit]]:
+        """The `count` items nearest to each query (M, D), nearest first; fewer if the index has fewer.
+
+        Three options change the order, but neither distances nor similarities. `expand` searches for the weighted mean
+        of a query and so many of its nearest items; `augment` compares queries with such means of the items, which
+        every call computes in memory; `rerank` orders so many of the nearest by their k-reciprocal neighbors.
+        """
         if count < 1:
             raise ValueError(f"expected to find 1 item or more, got {count}")
-        return self.storage.search(validation.check_vectors(vectors, self.dim, self.location), count)
+        queries = validation.check_vectors(vectors, self.dim, self.location)
+        if all(option is None for option in (expand, augment, rerank)):
+            return self.storage.search(queries, count)
+        ranking.check_sizes(len(self), expand=expand, augment=augment, rerank=rerank)
+        searched = self
+        if augment is not None:
+            searched = Index.from_embeddings(ranking.augment(concatenate(list(self.blocks())), augment))
+        return ranking.search_improved(searched.storage, self.storage, queries, count, expand, rerank)
 
     def find(self, item: int | str) -> tuple[int, np.ndarray] | None:
         """Id and vector (D,) of an item, by its id or path; None if it is not in the index."""

@@ -170,6 +170,10 @@ class PostgresStorage:
         rows = self.rows(f"SELECT id, vector FROM items WHERE {column} = %b", [item])  # nosec B608 # constants
         return (rows[0][0], rows[0][1].to_numpy()) if rows else None
 
+    def find_all(self, paths: list[str]) -> dict[str, tuple[int, np.ndarray]]:
+        rows = self.rows("SELECT path, id, vector FROM items WHERE path = ANY(%b)", [paths])
+        return {path: (item_id, vector.to_numpy()) for path, item_id, vector in rows}
+
     def blocks(self) -> Iterator[Embeddings]:
         """All items, from one snapshot."""
         from psycopg import IsolationLevel

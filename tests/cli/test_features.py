@@ -10,6 +10,7 @@ from PIL import Image
 from proxygml import ProxyGMLEmbedding, load
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
+from proxygml.retrieval import Index
 from proxygml.training.run import Run
 from tests.cli.test_cli import failure
 from tests.features.test_estimator import birds
@@ -69,6 +70,26 @@ def test_search_in_a_space(fitted: Path, capsys: pytest.CaptureFixture) -> None:
     found = json.loads(run_command(capsys, *search, "--space", fitted / "space"))
     assert [(entry["query"], entry["hits"][0]["path"]) for entry in found] == [(str(n),) * 2 for n in range(len(NEW))]
     assert "these are of model net: embed them with the same model and --space" in failure(capsys, *search)[1]
+
+
+def test_search_ranks_by_neighbors(fitted: Path, capsys: pytest.CaptureFixture) -> None:
+    search = ["search", fitted / "new.npz", "--vectors", fitted / "new.npz", "-n", 3]
+    plain = json.loads(run_command(capsys, *search, "--json"))
+    ranked = json.loads(run_command(capsys, *search, "--json", "--expand", 5, "--augment", 5, "--rerank", 20))
+    assert plain != ranked
+    index = Index.from_embeddings(Embeddings.load(fitted / "new.npz"))
+    expected = index.search(NEW.astype(np.float32), 3, expand=5, augment=5, rerank=20)
+    assert [[hit["path"] for hit in each["hits"]] for each in ranked] == [
+        [hit.path for hit in hits] for hits in expected
+    ]
+    shown = run_command(capsys, *search, "--rerank", 20).splitlines()
+    assert shown[0].split() == ["distance", "similarity", "nearest", "to", "0"]
+    for option, line in (
+        (("--expand", 49), "expected expand from 1 to 48, as the index has 48 items, got 49"),
+        (("--rerank", 0), "expected rerank from 2 to 48, as the index has 48 items, got 0"),
+        (("--augment", 48), "expected augment from 1 to 47, as the index has 48 items, got 48"),
+    ):
+        assert failure(capsys, *search, *option)[1] == f"error: {line}"
 
 
 def test_vectors_of_another_network_are_refused(fitted: Path, tmp_path: Path, capsys) -> None:
