@@ -1,13 +1,12 @@
 """proxygml audit."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from proxygml.cli.cluster import read_photos
-from proxygml.cli.display import program
+from proxygml.cli.display import show_next
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import Progress, in_one_line, output, show_progress
 
@@ -57,9 +56,8 @@ def audit(
         items, files, splits = _read(source, hardware, run, data, progress)
     if apply is not None:
         changed, left_out = write_corrected(apply, out, items, files, splits)
-        table = shlex.quote(str(out))
         output.print(f"{out}: {changed:,} labels corrected, {left_out:,} images left out")
-        output.print(f"next: {program()} train photos --dataset table --data {table}")
+        show_next((["train", "photos", "--dataset", "table", "--data", out], "with the corrected labels"))
         return
     found = examine(items)
     write_findings(out, items, found, files, splits)
@@ -94,9 +92,9 @@ def audit(
         output.print(f"  {names}: {100 * fraction:.0f} % of their neighbors are of the other one")
     for name, silhouette in found.split[:MOST_SHOWN]:
         output.print(f"  {in_one_line(name)}: two groups (silhouette {silhouette:.2f})")
-    named = shlex.quote(str(out / "audit.csv"))
-    again = f"{program()} audit {shlex.quote(source)} --apply {named} --out corrected.csv"
-    output.print(f"next: write yes into the column accept of {named}, then {again}")
+    table = out / "audit.csv"
+    accepted = f"after you have written yes into the column accept of {table}"
+    show_next((["audit", source, "--apply", table, "--out", "corrected.csv"], accepted))
 
 
 def _read(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.display import program
+from proxygml.cli.display import program, show_next
 from proxygml.cli.options import AS_TRAINED, Hardware
 from proxygml.cli.search import check_queries, read_queries
 from proxygml.display import in_one_line, messages, output, show_progress, show_table
@@ -159,7 +159,7 @@ def show_separation(location: str, measured: "Separation", false_accepts: float)
         f"{100 * measured.accuracy:.1f} % of the known get the right class; calibration error of the probabilities "
         f"{100 * measured.error_before:.1f} -> {100 * measured.error_after:.1f} % (temperature "
         f"{calibration.temperature:.2f})\n"
-        f"stored in {location}; next: {program()} classify {shlex.quote(location)} --image PHOTO"
+        f"stored in {location}"
     )
     if measured.auroc_interval[0] <= 0.5:
         messages.print(
@@ -167,6 +167,7 @@ def show_separation(location: str, measured: "Separation", false_accepts: float)
         )
     elif measured.refused > MOST_REFUSED:
         messages.print(f"caution: most known images are refused; --false-accepts {RATES[-1]} refuses fewer")
+    show_next((["classify", location, "--image", "PHOTO"], "its class, or that it is unknown"))
 
 
 def warn_of_trained_classes(index: "Index") -> None:

@@ -1,12 +1,11 @@
 """proxygml cluster."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.display import program
+from proxygml.cli.display import show_next
 from proxygml.cli.embeddings import PRETRAINED, embed_images
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import Progress, counter, output, show_progress
@@ -78,8 +77,8 @@ def cluster(
         output.print(
             f"none of the images was found, first {items.paths[0]}: no links; --data FOLDER names their folder"
         )
-    table = shlex.quote(str(out / "clusters.csv"))
-    output.print(f"next: edit the labels in {table}, then {program()} train photos --dataset table --data {table}")
+    table = out / "clusters.csv"
+    show_next((["train", "photos", "--dataset", "table", "--data", table], "after you have edited the labels in it"))
 
 
 def read_photos(
