@@ -62,6 +62,10 @@ EXPERIMENTS = {
         "illustration.ILLUSTRATION", "Figures 2 and 3",
         "One sample, its linked proxies and the resulting class probabilities, before and after training.",
     ),
+    "ingredients": Entry(
+        "ingredients.INGREDIENTS", "none; ahead of it",
+        "What ingredients beyond the paper add, one at a time and together, on held-out training classes.",
+    ),
     "frozen": Entry(
         "frozen.FROZEN_NETWORK", "none; the lower bound for every other table",
         "The pretrained network without training, and with a head trained on its features by the paper's recipe.",
