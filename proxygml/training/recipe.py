@@ -230,6 +230,8 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"expected {name} above 0, got {value}")
+        if not 0.5 < self.image_size * self.test_scale < 2**15:
+            raise ValueError(f"expected test_scale times image_size from 1 to 2**15 pixels, got {self.test_scale}")
         if not 0 < self.test_crop <= 1:
             raise ValueError(f"expected test_crop above 0 and at most 1, got {self.test_crop}")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
