@@ -1,11 +1,12 @@
 """proxygml audit."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.cluster import read_photos
+from proxygml.cli.cluster import check_outside, read_photos
 from proxygml.cli.display import show_next
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import Progress, in_one_line, output, show_progress
@@ -50,6 +51,7 @@ def audit(
 
     if apply is None:
         check_new(out)
+        check_outside(out, source)
     elif out.is_dir():
         raise ValueError(f"expected a table to write as --out, got the folder {out}: name {out / 'corrected.csv'}")
     with show_progress() as progress:
@@ -92,9 +94,11 @@ def audit(
         output.print(f"  {names}: {100 * fraction:.0f} % of their neighbors are of the other one")
     for name, silhouette in found.split[:MOST_SHOWN]:
         output.print(f"  {in_one_line(name)}: two groups (silhouette {silhouette:.2f})")
-    table = out / "audit.csv"
-    accepted = f"after you have written yes into the column accept of {table}"
-    show_next((["audit", source, "--apply", table, "--out", "corrected.csv"], accepted))
+    if found.findings:
+        table, folders = out / "audit.csv", [os.path.abspath(file.parent) for file in files if file is not None]
+        corrected = Path(os.path.commonpath(folders) if folders else "", "corrected.csv")
+        accepted = f"after you have written yes into the column accept of {table}"
+        show_next((["audit", source, "--apply", table, "--out", corrected], accepted))
 
 
 def _read(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from proxygml.tasks.classify import Answer
 
 MOST_REFUSED = 0.5  # of the known images: more is worth a hint
+GUESSED = 2  # times the accuracy of a guess
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of false accepts, that are shown beside the wanted one
 
 
@@ -165,7 +166,9 @@ def show_separation(location: str, measured: "Separation", false_accepts: float)
         messages.print(
             "caution: no significant difference between known and unknown classes: too few images, or wrong labels?"
         )
-    elif measured.refused > MOST_REFUSED:
+    elif measured.accuracy <= GUESSED / calibration.classes:
+        messages.print("caution: the right class is found hardly more often than by guessing: wrong labels?")
+    elif measured.refused > MOST_REFUSED and false_accepts < RATES[-1]:
         messages.print(f"caution: most known images are refused; --false-accepts {RATES[-1]} refuses fewer")
     show_next((["classify", location, "--image", "PHOTO"], "its class, or that it is unknown"))
 

@@ -51,6 +51,7 @@ def cluster(
     from proxygml.tasks.cluster import agreement, find_clusters, write_clusters
 
     check_new(out)
+    check_outside(out, source)
     with show_progress() as progress:
         items, files = read_photos(source, hardware, run=run, split=split, data=data, progress=progress)
         found = find_clusters(
@@ -79,6 +80,12 @@ def cluster(
         )
     table = out / "clusters.csv"
     show_next((["train", "photos", "--dataset", "table", "--data", table], "after you have edited the labels in it"))
+
+
+def check_outside(out: Path, source: str) -> None:
+    """An error if `out` is in the folder of images `source`: its links and pictures would count as images."""
+    if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"expected --out outside {source}, got {out}: what it contains would count as images")
 
 
 def read_photos(

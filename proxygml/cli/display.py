@@ -49,7 +49,8 @@ def first_photo(data: Path) -> Path | None:
     from proxygml.data.folder import SUFFIXES
 
     below = (data if data.is_dir() else data.parent).rglob("[!.]*")
-    return next((path for path in below if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+    images = (path for path in below if path.suffix.lower() in SUFFIXES and path.is_file())
+    return next((path for path in images if data.is_dir() or path.parent != data.parent), None)
 
 
 def program() -> str:

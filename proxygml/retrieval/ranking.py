@@ -28,16 +28,16 @@ BLOCK_ELEMENTS = 2**24  # numbers of neighbors in memory at a time (128 MB as fl
 def check_sizes(
     items: int, *, expand: int | None = None, augment: int | None = None, rerank: int | None = None
 ) -> None:
-    """An error unless an index of so many items has the neighbors that the options of a search name."""
-    for name, value, low, high in (
-        ("expand", expand, 1, items),
-        ("augment", augment, 1, items - 1),  # an item is not its own neighbor
-        ("rerank", rerank, 2, items),
+    """An error unless the options of a search in so many items name numbers of neighbors that make sense."""
+    for name, value, low, needed in (
+        ("expand", expand, 1, 1),
+        ("augment", augment, 1, 2),  # an item is not its own neighbor
+        ("rerank", rerank, 2, 2),
     ):
-        if value is not None and high < low:
-            raise ValueError(f"{name} needs {low + items - high} items or more, the index has {items}")
-        if value is not None and not low <= value <= high:
-            raise ValueError(f"expected {name} from {low} to {high:,}, as the index has {items:,} items, got {value:,}")
+        if value is not None and items < needed:
+            raise ValueError(f"{name} needs {needed} items or more, the index has {items}")
+        if value is not None and value < low:
+            raise ValueError(f"expected {name} of at least {low}, got {value:,}")
     compared = "items, which are all compared with each other"
     if augment is not None and items > MAX_AUGMENTED:
         remedy = "leave it out, or use expand or rerank"
@@ -67,6 +67,7 @@ def augment(items: Embeddings, neighbors: int, alpha: float = ALPHA) -> Embeddin
     Compares all items with each other. Augment again after a change.
     """
     check_sizes(len(items), augment=neighbors)
+    neighbors = min(neighbors, len(items) - 1)
     vectors = check_vectors(items.vectors, items.dim, "the items")  # (M, D)
     index = VectorIndex.new("exact", items.dim, len(vectors), lambda count: vectors[:count])
     index.add(np.arange(len(vectors)), vectors)

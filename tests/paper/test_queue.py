@@ -107,10 +107,11 @@ class TestThePlan:
     def test_is_the_most_telling_first(self, tmp_path: Path) -> None:
         parts = queue.plan("ROOT", tmp_path)
         assert [part.tier for part in parts] == sorted(part.tier for part in parts)
-        head = ["frozen", "modules", "comparison", "ratio"]
+        head = ["frozen", "modules", "comparison", "ratio", "spread"]
         small = ["frozen", "comparison", "ratio"]
         first = [part.name for part in parts if part.tier == 1]
-        assert first == [f"{name} on cars-head" for name in head] + [f"{name} on cars-small" for name in small]
+        heads = [f"{name} on {dataset}" for dataset in ("cars-head", "cub-head") for name in head]
+        assert first == heads + [f"{name} on cars-small" for name in small]
 
     @pytest.mark.slow
     def test_counts_a_run_that_two_experiments_want_once(self, tmp_path: Path) -> None:

@@ -193,18 +193,22 @@ def test_others_remove_during_a_search(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"expand": 0}, "expected expand from 1 to 6, as the index has 6 items, got 0"),
-        ({"expand": 7}, "expected expand from 1 to 6, as the index has 6 items, got 7"),
-        ({"augment": 6}, "expected augment from 1 to 5, as the index has 6 items, got 6"),
-        ({"augment": -1}, "expected augment from 1 to 5, as the index has 6 items, got -1"),
-        ({"rerank": 1}, "expected rerank from 2 to 6, as the index has 6 items, got 1"),
-        ({"rerank": 50}, "expected rerank from 2 to 6, as the index has 6 items, got 50"),
+        ({"expand": 0}, "expected expand of at least 1, got 0"),
+        ({"augment": -1}, "expected augment of at least 1, got -1"),
+        ({"rerank": 1}, "expected rerank of at least 2, got 1"),
     ],
 )
 def test_wrong_number_is_an_error(options: dict[str, int], message: str) -> None:
     items = random_embeddings(6)
     with pytest.raises(ValueError, match=f"^{message}$"):
         Index.from_embeddings(items).search(items.vectors, 3, **options)
+
+
+@pytest.mark.parametrize(("name", "most"), [("expand", 6), ("augment", 5), ("rerank", 6)])
+def test_more_neighbors_than_items_are_all_of_them(name: str, most: int) -> None:
+    items = random_embeddings(6)
+    index = Index.from_embeddings(items)
+    assert index.search(items.vectors, 3, **{name: 100}) == index.search(items.vectors, 3, **{name: most})
 
 
 def test_index_of_one_item() -> None:

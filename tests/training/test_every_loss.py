@@ -69,7 +69,8 @@ def test_the_network_can_be_had_again(undisturbed) -> None:
 
 def test_an_unknown_loss_or_setting_is_named() -> None:
     with pytest.raises(
-        ValueError, match=r"expected a loss, got 'tripet': did you mean 'triplet'\? \(known: proxygml, semihard"
+        ValueError,
+        match=r"expected a loss, got 'tripet': did you mean 'triplet'\? \(known: proxygml, proxygml-plus, ",
     ):
         find("tripet")
     with pytest.raises(ValueError, match="ms has no setting gamma: it has alpha, beta"):
