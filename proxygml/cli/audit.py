@@ -98,7 +98,8 @@ def audit(
         table, folders = out / "audit.csv", [os.path.abspath(file.parent) for file in files if file is not None]
         corrected = Path(os.path.commonpath(folders) if folders else "", "corrected.csv")
         accepted = f"after you have written yes into the column accept of {table}"
-        show_next((["audit", source, "--apply", table, "--out", corrected], accepted))
+        given = [word for option, value in (("--run", run), ("--data", data)) if value for word in (option, value)]
+        show_next((["audit", source, *given, "--apply", table, "--out", corrected], accepted))
 
 
 def _read(

@@ -104,6 +104,8 @@ class TestCommand:
         assert "exists already" in failure(capsys, "cluster", "vectors.npz", "--out", "sorted")
 
     def test_folder_of_photos_without_labels(self, photos: Path, trained_run: Run, capsys) -> None:
+        inside = failure(capsys, "cluster", "PHOTOS", "--run", trained_run.folder, "--out", "PHOTOS/sorted")
+        assert "expected --out outside PHOTOS, got PHOTOS/sorted" in inside
         command = ["cluster", "PHOTOS", "--run", trained_run.folder, "--min-size", 3, "--out", "sorted", "--json"]
         numbers = json.loads(run_command(capsys, *command))
         assert (numbers["images"], numbers["clusters"] >= 2) == (24, True)
