@@ -118,10 +118,17 @@ def read_queries(
 
 
 def _images_at(path: Path) -> "list[Path]":
-    """The path itself, or the images below a folder."""
+    """The path itself, or the readable images below a folder; the others are named."""
     from proxygml.data.folder import images_below
+    from proxygml.data.readable import describe_skipped, readable_images
 
-    return [path / each for each in images_below(path).paths] if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    images = images_below(path)
+    readable = readable_images(images, skip_broken=True)
+    if skipped := describe_skipped(images, readable):
+        messages.print(f"skipped {skipped}")
+    return [path / each for each in readable.paths]
 
 
 def show_hits(queries: "Sequence[str]", results: "Sequence[Sequence[Hit]]") -> None:

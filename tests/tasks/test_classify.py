@@ -154,7 +154,10 @@ class TestCommands:
             (folder / "new").mkdir(exist_ok=True)
             Image.new("RGB", (40, 40), (100 * number, 0, 0)).save(folder / "new" / f"{number}.png")
         shutil.copytree(trained_run.folder, "run")
-        shown = run_command(capsys, "classify", "run", "--image", "new")
+        (folder / "new" / "broken.png").write_text("no image")
+        main(["classify", "run", "--image", "new"])
+        shown, said = capsys.readouterr()
+        assert "skipped 1 of 3 images that cannot be read: broken.png" in said
         assert [line.split()[0] for line in shown.splitlines()] == ["image", "new/0.png", "new/1.png"]
         assert "--split all has two" in failure(capsys, "calibrate", "run", "--split", "all")
         main(["calibrate", "run", "--split", "train"])
