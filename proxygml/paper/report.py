@@ -66,7 +66,7 @@ def report(folder: Path, *, quick: bool = False) -> str:
     text = HEAD + verdict(sections) + METHOD + _datasets(sections)
     for name, own in by_experiment.items():
         text += f"## {name}\n{EXPERIMENTS[name].title} In the paper: {EXPERIMENTS[name].in_the_paper}.\n\n"
-        if remark := find(name).remark:
+        if own and (remark := find(name).remark):
             text += f"{remark}\n\n"
         if not own:
             dataset = "cars-head" if name == "frozen" else "glyphs"  # glyphs starts from random weights
