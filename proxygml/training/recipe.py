@@ -217,6 +217,9 @@ class Recipe(HardwareSettings, EvaluationSettings, OptimizationSettings, LossSet
                 raise ValueError(f"nested needs {allowed}, and epochs of at least 1")
         if self.sparse_gradient and (self.optimizer, self.proxy_weight, self.loss) != ("adam", 0, "proxygml"):
             raise ValueError("sparse_gradient needs loss proxygml with proxy_weight 0, and optimizer adam")
+        changed = not self.positive_mask or self.literal_mask or not self.mask_softmax or self.proxy_rows is not None
+        if self.loss == "proxygml-plus" and changed:
+            raise ValueError("positive_mask, literal_mask, mask_softmax and proxy_rows are for loss proxygml alone")
         if self.shard and (self.loss != "proxygml" or self.optimizer not in ("adam", "adamw")):
             raise ValueError(f"shard needs loss proxygml and adam or adamw, got {self.loss} and {self.optimizer}")
         parse_settings(self.loss_settings)

@@ -50,6 +50,7 @@ def test_unknown_setting_suggests_the_nearest() -> None:
         ({"start_ratio": 1.0, "loss": "ms"}, "start_ratio needs loss proxygml"),
         ({"max_class_size": 1}, "max_class_size of at least 2, got 1"),
         ({"keep_epoch": "first"}, "expected keep_epoch as"),
+        ({"loss": "proxygml-plus", "mask_softmax": False}, "are for loss proxygml alone"),
         ({"test_scale": 0.001}, "expected test_scale times image_size from 1 to"),
         ({"test_scale": 1e300}, "expected test_scale times image_size from 1 to"),
         ({"feature_crops": -1}, "feature_crops of at least 0, got -1"),
