@@ -74,7 +74,7 @@ def _advice(recipe: Recipe, scores: dict, baseline: str) -> str:
         return f"R@{n} has nothing to gain: that of the {baseline} is 100 % too. Test on more classes and images"
     slower = f"--learning-rate {recipe.learning_rate / 4:g}, fewer --epochs"
     longer = "more --epochs, --backbone efficientnet-lite0 --weights pretrained"
-    whole = "to train the whole network (proxygml train photos)"
+    whole = "to train the whole network (proxygml train photos; with --minutes, more of them)"
     advice = whole if not recipe.epochs else slower if recipe.pretrained else longer
     verdict = f"Training did not help: the {baseline} is no worse"
     if scores["gain"][0] > 0:

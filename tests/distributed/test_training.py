@@ -252,12 +252,12 @@ def test_where_the_first_is_killed_another_says_so(tiny: Recipe, tmp_path: Path)
         "--devices",
         "2",
     ]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ONE_THREAD)
-    while not (folder / "last.pt").exists():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.kill()
-    _, said = process.communicate(timeout=60)  # until the other has ended too
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ONE_THREAD) as process:
+        while not (folder / "last.pt").exists():
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.1)
+        process.kill()
+        _, said = process.communicate(timeout=60)  # until the other has ended too
     (line,) = re.findall("error: .*", said)
     assert line.startswith("error: process 1 of 2 lost the connection to the others at epoch"), said
 
