@@ -1,8 +1,10 @@
-"""The first screen of docs/results.md: how many of the paper's claims hold, by experiment and dataset."""
+"""The first screen of docs/results.md: what holds of the paper's claims, by dataset, and what is best."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from proxygml.paper.comparison import OURS, VARIANTS
+from proxygml.paper.drawing import starred
 from proxygml.paper.rendering import PROTOCOLS, Section
 from proxygml.paper.results import METRICS
 from proxygml.paper.tables import Table
@@ -46,10 +48,38 @@ def verdict(sections: Sequence[Section]) -> str:
         own = [section for section in tested if section.name == name]
         cells = [[one for one in own if (one.dataset, one.protocol) == column] for column in columns]
         if own:
-            lines.append((claim, *(_cell(cell) if cell else "open" for cell in cells)))
-    header = ("the paper's claims", *(f"{dataset}{PROTOCOLS[protocol]}" for dataset, protocol in columns))
+            answer = in_words(count_outcomes([one for one in own if one in photos], "R@1"))
+            lines.append((claim, answer, *(_cell(cell) if cell else "open" for cell in cells)))
+    datasets = (f"{dataset}{PROTOCOLS[protocol]}" for dataset, protocol in columns)
     text += "Claims that hold / fail / show no significant difference, by Recall@1 and, in brackets, by NMI:\n\n"
-    return text + Table(header, tuple(lines)).to_markdown() + "\n"
+    text += Table(("the paper's claims", "on its own photos", *datasets), tuple(lines)).to_markdown() + "\n"
+    return text + best_methods([section for section in sections if section.name == "comparison"])
+
+
+def in_words(outcomes: Counter[str]) -> str:
+    """What most outcomes say."""
+    total = outcomes.total()
+    for outcome, word in (("hold", "holds"), ("fail", "fails"), ("n.s.", "no difference")):
+        if outcomes[outcome] > total / 2:
+            return f"**{word if outcomes[outcome] == total else f'mostly {word}'}**"
+    return "**mixed**" if total else "open"
+
+
+def best_methods(comparisons: Iterable[Section]) -> str:
+    """A table of ProxyGML, as in the paper and with more links, beside the best other method by Recall@1."""
+    lines = []
+    for section in comparisons:
+        results = section.results
+        others = [name for name in results.rows if name not in (*OURS, *VARIANTS)]
+        if "proxygml" in results.rows and others and section.dataset in PHOTOS:
+            best = max(others, key=lambda name: results.range(name, "recall@1").mean)
+            cells = (" / ".join(results.cells(name, "recall@1", "nmi")) for name in ("proxygml", *VARIANTS))
+            shown = f"{starred(best)}: {' / '.join(results.cells(best, 'recall@1', 'nmi'))}"
+            lines.append((section.dataset + PROTOCOLS[section.protocol], *cells, shown))
+    if not lines:
+        return ""
+    header = ("R@1 / NMI", "proxygml (r = 0.05)", *(name.removeprefix("proxygml, ") for name in VARIANTS), "best other")
+    return Table(header, tuple(lines)).to_markdown() + "\n"
 
 
 def _counts(section: Section) -> Counter[str]:
