@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.cluster import check_outside, read_photos
+from proxygml.cli.cluster import check_outside, find_files, read_photos
 from proxygml.cli.display import show_next
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import Progress, in_one_line, output, show_progress
@@ -42,7 +42,7 @@ def audit(
         apply: An audit.csv whose accepted rows are applied.
         run: What embeds a folder of images: a trained run, or a pretrained backbone by its name (default:
             efficientnet-lite0).
-        data: Folder of the images of an .npz, or of the run's images, if they have moved.
+        data: Folder of the images of an .npz with relative paths, or of the run's images, if they have moved.
         json: Print the numbers as JSON.
     """
     from proxygml.retrieval.contents import check_new
@@ -59,7 +59,8 @@ def audit(
     if apply is not None:
         changed, left_out = write_corrected(apply, out, items, files, splits)
         output.print(f"{out}: {changed:,} labels corrected, {left_out:,} images left out")
-        show_next((["train", "photos", "--dataset", "table", "--data", out], "with the corrected labels"))
+        if all(files):
+            show_next((["train", "photos", "--dataset", "table", "--data", out], "with the corrected labels"))
         return
     found = examine(items)
     write_findings(out, items, found, files, splits)
@@ -110,7 +111,6 @@ def _read(
 
     from proxygml.embeddings import concatenate
     from proxygml.model import kind_of
-    from proxygml.tasks.photos import image_files
     from proxygml.vectors import read_all, run_parts
 
     if kind_of(source, ("images", "embeddings", "index", "run")) != "run":
@@ -120,4 +120,4 @@ def _read(
     }
     items = concatenate(list(parts.values()))
     splits = np.repeat(list(parts), [len(part) for part in parts.values()])
-    return items, image_files(items.paths, [Path()], confined=False), splits
+    return items, find_files(source, items.paths, [Path()], progress), splits

@@ -1,5 +1,6 @@
 """proxygml cluster."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,10 @@ from proxygml.display import Progress, counter, output, show_progress
 from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
     from proxygml.embeddings import Embeddings
 
 
@@ -41,7 +46,7 @@ def cluster(
         run: What embeds a folder of images: a trained run, or a pretrained backbone by its name (default:
             efficientnet-lite0).
         split: The images of a run.
-        data: Folder of the images of an .npz, or of the run's images, if they have moved.
+        data: Folder of the images of an .npz with relative paths, or of the run's images, if they have moved.
         seed: Of k-means.
         json: Print the numbers as JSON.
     """
@@ -74,12 +79,9 @@ def cluster(
         scores = {"NMI": "nmi", "AMI": "ami", "B-cubed F1": "b_cubed"}
         shown = ", ".join(f"{name} {100 * numbers[key]:.1f} %" for name, key in scores.items())
         output.print(f"agreement with the labels: {shown}")
-    if not any(files):
-        output.print(
-            f"none of the images was found, first {items.paths[0]}: no links; --data FOLDER names their folder"
-        )
     table = out / "clusters.csv"
-    show_next((["train", "photos", "--dataset", "table", "--data", table], "after you have edited the labels in it"))
+    if all(files):
+        show_next((["train", "photos", "--dataset", "table", "--data", table], "after you have edited its labels"))
 
 
 def check_outside(out: Path, source: str) -> None:
@@ -93,7 +95,6 @@ def read_photos(
 ) -> "tuple[Embeddings, list[Path | None]]":
     """The embeddings at a path, or of the images in a folder, and the files of the images where there are any."""
     from proxygml.model import kind_of
-    from proxygml.tasks.photos import image_files
     from proxygml.vectors import open_vectors, read_all
 
     kind = kind_of(source, ("images", "embeddings", "index", "run"))
@@ -102,9 +103,23 @@ def read_photos(
 
         images = images_below(Path(source))
         items = embed_images(hardware.load(run or PRETRAINED), [images], skip_broken=True, progress=progress)
-        return items, image_files(items.paths, [Path(source)], confined=True)
+        return items, find_files(source, items.paths, [Path(source)], progress)
     if run is not None:
         raise ValueError(f"--run embeds a folder of images, and {source} has vectors already: leave it out")
     items = read_all(open_vectors(source, split=split, data=data, load=hardware.load, progress=progress))
     roots = [data] if data is not None else [Path(), Path(source).parent] if kind == "embeddings" else [Path()]
-    return items, image_files(items.paths, roots, confined=kind == "embeddings")
+    return items, find_files(source, items.paths, roots, progress)
+
+
+def find_files(source: str, paths: "np.ndarray", roots: "Sequence[Path]", progress: Progress) -> "list[Path | None]":
+    """The files of the images at a path; missing ones are reported."""
+    from proxygml.model import kind_of
+    from proxygml.tasks.photos import image_files
+
+    files = image_files(paths, roots)
+    if missing := [str(path) for path, file in zip(paths, files, strict=True) if file is None]:
+        kind, remedy = kind_of(source), "name their folder with --data"
+        if kind != "run" and os.path.isabs(missing[0]):
+            remedy = f"if they have moved, {'use `proxygml index relocate`' if kind == 'index' else 'embed them again'}"
+        progress("missing", 0, 0, f"{len(missing):,} of {len(paths):,} images, first {missing[0]}: {remedy}")
+    return files

@@ -62,15 +62,14 @@ def test_impossible_clusters_are_one_line(options: dict, message: str) -> None:
         find_clusters(blobs(2, 10).vectors, **options)
 
 
-def test_files_outside_a_strangers_folder_are_none(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    for path in ("photos/in.png", "out.png"):
+def test_files_are_absolute_or_below_the_first_root_with_any(tmp_path: Path) -> None:
+    for path in ("photos/in.png", "other/in.png", "out.png"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(b"")
-    (tmp_path / "photos/link.png").symlink_to(tmp_path / "out.png")
-    paths = np.array(["in.png", "../out.png", str(tmp_path / "out.png"), "link.png", "missing.png"])
-    roots = [tmp_path / "nothing", tmp_path / "photos"]
-    assert image_files(paths, roots, confined=True) == [tmp_path / "photos/in.png", None, None, None, None]
-    assert image_files(paths, roots, confined=False)[2] == tmp_path / "out.png"
+    paths = np.array(["in.png", str(tmp_path / "out.png"), "missing.png"])
+    roots = [tmp_path / "photos", tmp_path / "other"]
+    assert image_files(paths, roots) == [tmp_path / "photos/in.png", tmp_path / "out.png", None]
+    assert image_files(paths[:1], [tmp_path, *roots]) == [tmp_path / "photos/in.png"]
 
 
 class TestCommand:
@@ -83,7 +82,10 @@ class TestCommand:
         for path, label in zip(paths, items.labels, strict=True):
             (Path("PHOTOS") / path).parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (40, 30), (60 * int(label), 80, 0)).save(Path("PHOTOS") / path)
-        Embeddings(items.vectors, items.labels, paths, items.class_names).save(Path("vectors.npz"))
+        for name, folder in (("vectors.npz", ""), ("elsewhere/absolute.npz", f"{tmp_path}/PHOTOS/")):
+            Path(name).parent.mkdir(exist_ok=True)
+            named = np.char.add(folder, paths)
+            Embeddings(items.vectors, items.labels, named, items.class_names).save(Path(name))
         return tmp_path
 
     def test_links_and_table(self, photos: Path, capsys) -> None:
@@ -113,9 +115,24 @@ class TestCommand:
     def test_vectors_without_images(self, photos: Path, capsys) -> None:
         blobs(4, 8, spread=0.02).save(Path("other.npz"))
         shown = run_command(capsys, "cluster", "other.npz", "--out", "sorted")
-        assert "none of the images was found, first class0/0.jpg: no links" in shown
+        assert "What next" not in shown  # its table names no photos to train on
         assert [path.name for path in Path("sorted").iterdir()] == ["clusters.csv"]
         assert "AMI 100.0 %" in shown
+
+    def test_photos_elsewhere(self, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+        monkeypatch.chdir("elsewhere")
+        shown = run_command(capsys, "cluster", "absolute.npz", "--out", "sorted")
+        assert "train photos --dataset table --data sorted/clusters.csv" in shown
+        assert len({link.resolve() for link in Path("sorted").glob("*/*.png")}) == 24
+        main(["cluster", "../vectors.npz", "--data", "..", "--out", "none"])
+        message = "missing: 24 of 24 images, first 0/0.png: name their folder with --data"
+        assert message in capsys.readouterr().err
+        (photos / "PHOTOS").rename(photos / "MOVED")
+        main(["index", "build", "absolute.npz", "--out", "index"])
+        for source, remedy in (("absolute.npz", "embed them again"), ("index", "use `proxygml index relocate`")):
+            main(["cluster", source, "--out", f"sorted-{source}"])
+            path = photos / "PHOTOS" / "0" / "0.png"
+            assert f"24 of 24 images, first {path}: if they have moved, {remedy}" in capsys.readouterr().err
 
     def test_mistakes_are_one_line(self, photos: Path, capsys) -> None:
         np.savez("one.npz", vectors=np.ones((1, 4)))
