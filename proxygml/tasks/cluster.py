@@ -12,6 +12,7 @@ import numpy as np
 
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation.clustering import kmeans
+from proxygml.evaluation.validation import as_matrix
 from proxygml.files import atomic_write
 from proxygml.plots import draw_sheet
 
@@ -42,10 +43,13 @@ def find_clusters(
         raise ValueError(f"expected 2 or more images to cluster, got {len(vectors)}")
     if clusters is not None and not 2 <= clusters <= len(vectors):
         raise ValueError(f"expected 2 to {len(vectors):,} clusters, the number of images, got {clusters:,}")
+    points = as_matrix(vectors, "vectors").numpy()  # (M, D)
+    if (points == points[0]).all():
+        raise ValueError(f"expected vectors that differ, got {len(points):,} equal ones: there is nothing to cluster")
     if clusters is not None:
-        found, _ = kmeans(vectors, clusters, seed=seed, progress=progress)
+        found, _ = kmeans(points, clusters, seed=seed, progress=progress)
     else:
-        found = _dense_groups(vectors, min_size)
+        found = _dense_groups(points, min_size)
     sizes = np.bincount(found[found >= 0])
     order = np.argsort(-sizes, kind="stable")
     rank = np.empty(len(sizes) + 1, np.int64)
@@ -54,13 +58,12 @@ def find_clusters(
     return rank[found]
 
 
-def _dense_groups(vectors: np.ndarray, min_size: int) -> np.ndarray:
+def _dense_groups(points: np.ndarray, min_size: int) -> np.ndarray:
     from sklearn.cluster import HDBSCAN
     from sklearn.decomposition import PCA
 
-    if not 2 <= min_size <= len(vectors):
-        raise ValueError(f"expected clusters of at least 2 to {len(vectors):,} images, got {min_size:,}")
-    points = vectors.astype(np.float64)
+    if not 2 <= min_size <= len(points):
+        raise ValueError(f"expected clusters of at least 2 to {len(points):,} images, got {min_size:,}")
     if points.shape[1] > MAX_DIM and len(points) > MAX_DIM:
         points = PCA(MAX_DIM, random_state=0).fit_transform(points)
     # The leaves of its tree are small and pure; its other choice may put nearly all images into one cluster.

@@ -49,6 +49,16 @@ def test_agreement_by_loops() -> None:
     assert agreement(labels, labels + 7) == pytest.approx({"nmi": 1, "ami": 1, "b_cubed": 1})
 
 
+@pytest.mark.parametrize("count", [3, None])
+def test_vectors_that_cannot_be_clustered_are_one_line(count: int | None) -> None:
+    vectors = blobs(5, 12, dim=60).vectors
+    vectors[7, 3] = np.inf
+    with pytest.raises(ValueError, match=r"expected finite vectors .* got 1 of 60 rows that are not, first row 7"):
+        find_clusters(vectors, count)
+    with pytest.raises(ValueError, match="expected vectors that differ, got 60 equal ones"):
+        find_clusters(np.full_like(vectors, 0.1), count)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
