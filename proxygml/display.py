@@ -29,6 +29,13 @@ def in_one_line(name: str) -> str:
     return escape_control(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 image", "2,000 images", "3 classes", "4 queries"."""
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith(("s", "x")) else f"{noun}s"
+    return f"{number:,} {noun}"
+
+
 def hide_passwords(text: str) -> str:
     """A text without passwords of databases, whose URLs may also stand where a path was expected."""
     text = re.sub(r"(postgres(?:ql)?:/+[^:@/?#\s]*):(?!\d+(?:[/?,\s]|$))[^@]*@(?:\S*@)?", r"\1@", text)  # no port

@@ -9,14 +9,14 @@ import tyro
 from proxygml.cli.cluster import check_outside, find_files, read_photos
 from proxygml.cli.display import show_next
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
-from proxygml.display import Progress, in_one_line, output, show_progress
+from proxygml.display import Progress, counted, in_one_line, messages, output, show_progress
 
 if TYPE_CHECKING:
     import numpy as np
 
     from proxygml.embeddings import Embeddings
 
-MOST_SHOWN = 5  # pairs of classes, and classes
+MOST_SHOWN = 5  # confused pairs of classes, and split classes
 
 
 def audit(
@@ -38,7 +38,7 @@ def audit(
     Args:
         source: A folder of images with one folder per class, an .npz of embeddings, an index, or a run (all images).
         hardware: What embeds images.
-        out: A new folder; with --apply, the table to write, in a folder that contains the images.
+        out: A new folder; with --apply, a new table, in a folder that contains the images.
         apply: An audit.csv whose accepted rows are applied.
         run: What embeds a folder of images: a trained run, or a pretrained backbone by its name (default:
             efficientnet-lite0).
@@ -46,6 +46,7 @@ def audit(
         json: Print the numbers as JSON.
     """
     from proxygml.retrieval.contents import check_new
+    from proxygml.tasks.audit import MIN_SIZE
     from proxygml.tasks.audit import audit as examine
     from proxygml.tasks.corrections import describe, write_corrected, write_findings
 
@@ -54,11 +55,15 @@ def audit(
         check_outside(out, source)
     elif out.is_dir():
         raise ValueError(f"expected a table to write as --out, got the folder {out}: name {out / 'corrected.csv'}")
+    elif out.exists():
+        raise FileExistsError(f"{out} exists already: name a new table")
     with show_progress() as progress:
         items, files, splits = _read(source, hardware, run, data, progress)
     if apply is not None:
-        changed, left_out = write_corrected(apply, out, items, files, splits)
-        output.print(f"{out}: {changed:,} labels corrected, {left_out:,} images left out")
+        changed, left_out, unused = write_corrected(apply, out, items, files, splits)
+        output.print(f"{out}: {counted(changed, 'label')} corrected, {counted(left_out, 'image')} left out")
+        if unused:
+            messages.print(f"no change for {counted(unused, 'accepted row')} of confused or split classes")
         if all(files):
             show_next((["train", "photos", "--dataset", "table", "--data", out], "with the corrected labels"))
         return
@@ -80,23 +85,33 @@ def audit(
         return
     several = len({*items.labels.tolist()} - {-1}) > 1
     checked = (
-        f"{numbers['labels']:,} labels look wrong" if several else "labels were not checked: that needs two classes"
+        counted(numbers["labels"], "likely label error")
+        if several
+        else "labels were not checked: that needs two classes"
     )
     output.print(
-        f"{len(items):,} images: {checked}\n"
-        f"{numbers['duplicates']:,} near-duplicates (similarity from {found.duplicate_similarity:.3f}), "
+        f"{counted(len(items), 'image')}: {checked}\n"
+        f"{counted(numbers['duplicates'], 'near-duplicate')} (similarity from {found.duplicate_similarity:.3f}), "
         f"{numbers['across_classes']:,} across classes"
         + (f", {numbers['across_train_and_test']:,} across train and test" if splits is not None else "")
-        + f"\n{numbers['outliers']:,} outliers, {numbers['confused']:,} pairs of confused classes, "
-        f"{numbers['split']:,} classes split in two"
+        + f"\n{counted(numbers['outliers'], 'outlier')}, {counted(numbers['confused'], 'pair')} of confused classes, "
+        f"{counted(numbers['split'], 'class')} split in two"
+        + (f"; not checked: {counted(found.small, 'class')} of fewer than {MIN_SIZE} images" if found.small else "")
     )
-    for first, second, fraction in found.confused[:MOST_SHOWN]:
-        names = f"{in_one_line(first)} and {in_one_line(second)}"
-        output.print(f"  {names}: {100 * fraction:.0f} % of their neighbors are of the other one")
-    for name, silhouette in found.split[:MOST_SHOWN]:
-        output.print(f"  {in_one_line(name)}: two groups (silhouette {silhouette:.2f})")
+    table = out / "audit.csv"
+    confused = [
+        f"  {in_one_line(first)} and {in_one_line(second)}: "
+        f"{100 * fraction:.0f} % of the neighbors of both are of the other class"
+        for first, second, fraction in found.confused
+    ]
+    split = [f"  {in_one_line(name)}: two groups (silhouette {silhouette:.2f})" for name, silhouette in found.split]
+    for lines in (confused, split):
+        for line in lines[:MOST_SHOWN]:
+            output.print(line)
+        if len(lines) > MOST_SHOWN:
+            output.print(f"  and {len(lines) - MOST_SHOWN:,} more in {table}")
     if found.findings:
-        table, folders = out / "audit.csv", [os.path.abspath(file.parent) for file in files if file is not None]
+        folders = [os.path.abspath(file.parent) for file in files if file is not None]
         corrected = Path(os.path.commonpath(folders) if folders else "", "corrected.csv")
         accepted = f"after you have written yes into the column accept of {table}"
         given = [word for option, value in (("--run", run), ("--data", data)) if value for word in (option, value)]

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from proxygml.embeddings import Embeddings
+from proxygml.retrieval.hits import cosines
 from proxygml.tasks.calibrate import voters
 from proxygml.tasks.classify import vote
 
@@ -17,7 +18,8 @@ SHARE = 0.2  # what the share in the votes of neighbors weighs beside the simila
 CUT = 3.5  # robust standard deviations from the median beyond which a similarity is unusual
 MOST_WRONG = 0.5  # fraction of labels: above, they do not fit the vectors at all
 CONFUSED = 0.2  # fraction of the neighbors of two classes that are of the other one
-SPLIT, MIN_SPLIT = 0.5, 8  # silhouette of two halves (Kaufman and Rousseeuw: reasonable), and images of a class
+SPLIT = 0.5  # silhouette of two halves (Kaufman and Rousseeuw: reasonable)
+MIN_SIZE = 10  # images of a class that may be confused or split: in a smaller one, ten neighbors are never all its own
 BLOCK = 1024  # images at a time
 
 
@@ -26,7 +28,7 @@ class Finding(NamedTuple):
 
     kind: Kind
     row: int
-    other: int  # the row of the duplicate, or of the nearest image
+    other: int  # the row of the duplicate, of the nearest image of the suggested class, or of the nearest image
     suggestion: str  # the class that fits better, for a doubtful label
     score: float  # the lower, the more doubtful; of a duplicate the similarity
 
@@ -38,6 +40,7 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     confused: list[tuple[str, str, float]] = field(default_factory=list)  # and the fraction of their neighbors
     split: list[tuple[str, float]] = field(default_factory=list)  # and the silhouette
+    small: int = 0  # classes with too few images to be confused or split
     duplicate_similarity: float = 1.0  # from which on images are duplicates
 
     def count(self, kind: Kind) -> int:
@@ -51,7 +54,7 @@ def audit(items: Embeddings) -> Audit:
     rows = np.arange(len(items))
     numbers, similarities = voters(items.vectors, rows, rows, (rows, rows))  # (M, K) each
     found = Audit()
-    labeled = np.flatnonzero(items.labels >= 0)
+    labeled, doubtful = np.flatnonzero(items.labels >= 0), set()
     if len(np.unique(items.labels[labeled])) > 1:
         vectors, labels = items.vectors[labeled], np.unique(items.labels[labeled], return_inverse=True)[1]
         names = [items.class_name(label) for label in np.unique(items.labels[labeled]).tolist()]
@@ -63,15 +66,19 @@ def audit(items: Embeddings) -> Audit:
             )
         for place in np.argsort(margins, kind="stable")[:wrong].tolist():
             row = int(labeled[place])
-            suggestion = names[suggestions[place]]
-            found.findings.append(Finding("label", row, int(numbers[row, 0]), suggestion, float(margins[place])))
+            doubtful.add(row)
+            suggested = labeled[labels == suggestions[place]]
+            other = int(suggested[cosines(items.vectors[row], items.vectors[suggested]).argmax()])
+            found.findings.append(Finding("label", row, other, names[suggestions[place]], float(margins[place])))
+        found.small = int((np.bincount(labels) < MIN_SIZE).sum())
         found.confused, found.split = confused_classes(items, numbers), split_classes(vectors, labels, names)
     found.duplicate_similarity = duplicate_similarity(similarities[:, 0])
     pairs: dict[tuple[int, int], float] = {}
     for row, place in np.argwhere(similarities >= found.duplicate_similarity).tolist():
         other = int(numbers[row, place])
         pairs[min(row, other), max(row, other)] = float(similarities[row, place])
-    for (other, row), similarity in sorted(pairs.items(), key=lambda pair: -pair[1]):
+    for pair, similarity in sorted(pairs.items(), key=lambda pair: -pair[1]):
+        other, row = sorted(pair, key=lambda each: (each in doubtful, each))  # the row is left out if accepted
         found.findings.append(Finding("duplicate", row, other, "", similarity))
     density = similarities.mean(axis=1)  # (M,)
     center, spread = _median_and_spread(density)
@@ -125,7 +132,7 @@ def duplicate_similarity(nearest: np.ndarray) -> float:
 
 
 def confused_classes(items: Embeddings, neighbors: np.ndarray) -> list[tuple[str, str, float]]:
-    """Pairs of classes, and the fraction of the neighbors (M, K) of their images that are of the other one."""
+    """Pairs of classes, and the fraction of the neighbors (M, K) of the images of both that are of the other one."""
     labels, own = np.unique(items.labels, return_inverse=True)  # (C,), (M,)
     pairs, counts = np.unique(
         np.stack([np.repeat(own, neighbors.shape[1]), own[neighbors].ravel()]), axis=1, return_counts=True
@@ -135,8 +142,12 @@ def confused_classes(items: Embeddings, neighbors: np.ndarray) -> list[tuple[str
         if first != second and min(labels[first], labels[second]) >= 0:
             pair = min(first, second), max(first, second)
             seen[pair] = seen.get(pair, 0) + count
-    sizes = np.bincount(own) * neighbors.shape[1]  # (C,)
-    fractions = {pair: count / float(sizes[list(pair)].sum()) for pair, count in seen.items()}
+    sizes = np.bincount(own)  # (C,)
+    fractions = {
+        pair: count / float(sizes[list(pair)].sum() * neighbors.shape[1])
+        for pair, count in seen.items()
+        if sizes[list(pair)].min() >= MIN_SIZE
+    }
     ranked = sorted((pair for pair in fractions if fractions[pair] >= CONFUSED), key=lambda pair: -fractions[pair])
     return [(*(items.class_name(labels[each]) for each in pair), fractions[pair]) for pair in ranked]  # type: ignore[misc]  # two
 
@@ -149,7 +160,7 @@ def split_classes(vectors: np.ndarray, labels: np.ndarray, names: list[str]) -> 
     found = []
     for label, name in enumerate(names):
         own = vectors[labels == label]
-        if len(own) < MIN_SPLIT or not np.ptp(own, axis=0).any():
+        if len(own) < MIN_SIZE or not np.ptp(own, axis=0).any():
             continue
         halves = KMeans(2, n_init=3, random_state=0).fit_predict(own)
         if np.bincount(halves, minlength=2).min() >= len(own) / 4:

@@ -68,15 +68,19 @@ def write_corrected(
     items: Embeddings,
     files: Sequence[Path | None],
     splits: np.ndarray | None = None,
-) -> tuple[int, int]:
-    """Write a table of the labeled items with the accepted rows of audit.csv; the numbers of changed and left out.
+) -> tuple[int, int, int]:
+    """Write a table of the labeled items with the accepted rows of audit.csv.
 
-    An accepted label becomes the suggestion; an accepted duplicate or outlier is left out.
+    An accepted label becomes the suggestion; an accepted duplicate or outlier is left out. Returns the numbers of
+    changed labels, of images left out, and of accepted rows of confused or split classes, which change nothing.
     """
     places = {str(path): row for row, path in enumerate(items.paths)}
     labels = [items.class_name(label) for label in items.labels.tolist()]
-    changed, left_out = set(), set()
+    changed, left_out, unused = set(), set(), 0
     for where, fields in _accepted(audit_csv):
+        if fields["kind"] in ("confused", "split"):
+            unused += 1
+            continue
         row = places.get(fields["path"])
         if row is None:
             raise ValueError(f"{where}: there is no image {quote(fields['path'])}: name the source that was audited")
@@ -98,7 +102,7 @@ def write_corrected(
                 raise ValueError(f"expected --out in a folder that contains the images, as {file.parent}, got {out}")
         table.append((path, labels[row], *([] if splits is None else [splits[row]])))
     _write(out, table)
-    return len(changed - left_out), len(left_out)
+    return len(changed - left_out), len(left_out), unused
 
 
 def _accepted(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -111,7 +115,7 @@ def _accepted(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             where, answer = f"{path.name}, row {reader.line_num}", (fields["accept"] or "").strip().lower()
             if answer not in YES + NO:
                 raise ValueError(f"{where}: expected yes or nothing in the column accept, got {quote(answer)}")
-            if answer in YES and fields["path"]:  # confused and split classes have none
+            if answer in YES:
                 yield where, {name: fields[name] or "" for name in ("kind", "path", "suggestion")}
     except csv.Error as error:
         raise ValueError(f"{path}: not valid CSV: {error}") from error

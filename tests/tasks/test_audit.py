@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from proxygml.cli.main import main
 from proxygml.data import table
 from proxygml.embeddings import Embeddings
 from proxygml.tasks.audit import audit, confused_classes, doubtful_labels
@@ -40,11 +41,20 @@ def test_what_is_wrong_is_found() -> None:
     for finding in labels:
         if finding.row in WRONG:
             assert finding.suggestion == str(items.paths[finding.row]).split("/")[0]
+        assert items.class_name(items.labels[finding.other]) == finding.suggestion
     (copy,) = [finding for finding in found.findings if finding.kind == "duplicate"]
     assert (copy.row, copy.other, copy.score > 0.999) == (111, 0, True)
     assert describe(items, copy) == "across classes"
     assert describe(items, copy, np.repeat(["train", "test"], [100, 20])) == "across classes and train and test"
     assert 119 in [finding.row for finding in found.findings if finding.kind == "outlier"]
+
+
+def test_of_two_copies_the_wrong_label_is_left_out() -> None:
+    items = flawed()
+    vectors = items.vectors.copy()
+    vectors[8] = vectors[3] + 1e-4
+    found = audit(replace(items, vectors=vectors))
+    assert (3, 8) in [(finding.row, finding.other) for finding in found.findings if finding.kind == "duplicate"]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.2])
@@ -81,8 +91,10 @@ def test_confused_and_split_classes() -> None:
 
 
 def test_confusion_by_hand() -> None:
-    items = Embeddings(np.zeros((4, 1)), np.array([0, 0, 1, 1]), np.arange(4).astype(str), np.array(["a", "b"]))
-    assert confused_classes(items, np.array([[1, 2], [0, 2], [3, 0], [2, 1]])) == [("a", "b", 0.5)]
+    labels = np.repeat([0, 1, 2], [10, 20, 9])
+    items = Embeddings(np.zeros((39, 1)), labels, np.arange(39).astype(str), np.array(["a", "b", "small"]))
+    neighbors = np.repeat([10, 0, 0, 10, 0], [6, 4, 3, 17, 9])[:, None]  # 6 of a are near b, 3 of b near a
+    assert confused_classes(items, neighbors) == [("a", "b", 9 / 30)]  # the third class is too small
 
 
 def test_labels_that_are_all_wrong_are_one_line() -> None:
@@ -127,13 +139,14 @@ class TestCommand:
         source = ["audit", "vectors.npz", "--data", "PHOTOS"]
         shown = run_command(capsys, *source, "--out", "audit")
         assert "120 images: " in shown
-        assert "1 near-duplicates" in shown
+        assert "1 near-duplicate (" in shown
         assert f"--data PHOTOS --apply audit/audit.csv --out {Path('PHOTOS').absolute() / 'corrected.csv'}" in shown
         assert Path("audit/audit.png").stat().st_size > 5_000
         self.accept({"label class0/3.jpg": "yes", "duplicate class11/111.jpg": "x", "outlier class11/119.jpg": "no"})
         apply = [*source, "--apply", "accepted.csv", "--out"]
         shown = run_command(capsys, *apply, "PHOTOS/corrected.csv")
-        assert "1 labels corrected, 1 images left out" in shown
+        assert "1 label corrected, 1 image left out" in shown
+        assert "corrected.csv exists already: name a new table" in failure(capsys, *apply, "PHOTOS/corrected.csv")
         images, _ = table.load(Path("PHOTOS/corrected.csv"), test_fraction=0)
         assert len(images) == 119
         labels = dict(zip(images.paths, images.labels, strict=True))
@@ -150,6 +163,22 @@ class TestCommand:
         assert "there is no image 'class11/111.jpg': name the source that was audited" in line
         assert "exists already" in failure(capsys, *source, "--out", "audit")
         assert "got the folder audit" in failure(capsys, *apply, "audit")
+
+    def test_accepted_pair_of_classes_changes_nothing(self, photos: Path, capsys) -> None:
+        names = [f"class{number:02}" for number in range(14)]
+        items = blobs(7, 20, spread=0.02)
+        labels = items.labels + 7 * (np.arange(140) % 2)  # each class under two names
+        labels[0] = 2  # which leaves nine of class00
+        replace(items, labels=labels, class_names=np.array(names)).save(Path("paired.npz"))
+        shown = run_command(capsys, "audit", "paired.npz", "--out", "audit")
+        assert "6 pairs of confused classes, 0 classes split in two; not checked: 1 class of fewer than 10" in shown
+        assert shown.count("% of the neighbors of both are of the other class") == 5
+        assert "  and 1 more in audit/audit.csv" in shown
+        self.accept({"confused ": "yes"})
+        main(["audit", "paired.npz", "--apply", "accepted.csv", "--out", "corrected.csv"])
+        printed = capsys.readouterr()
+        assert "0 labels corrected, 0 images left out" in printed.out
+        assert "no change for 6 accepted rows of confused or split classes" in printed.err
 
     def test_run_reports_duplicates_across_train_and_test(self, trained_run: Run, photos: Path, capsys) -> None:
         numbers = json.loads(run_command(capsys, "audit", trained_run.folder, "--out", "audit", "--json"))
