@@ -115,6 +115,7 @@ def build(
     from proxygml.retrieval import Index, is_url
     from proxygml.retrieval.contents import build_lock
     from proxygml.retrieval.validation import checked_blocks
+    from proxygml.tasks.classify import read_calibration, store_calibration
 
     run = items.run
     if run is None and items.source is not None and kind_of(items.source, SOURCES) == "run":
@@ -145,6 +146,10 @@ def build(
         if prefix is not None and index.metadata.get("prefix") != str(prefix):
             raise ValueError(f"{out} was started without --prefix {prefix}: name another --out")
         _fill(index, source, model)
+        if isinstance(source, Index) and read_calibration(index) is None:
+            calibration = read_calibration(source)  # of the same vectors
+            if calibration is not None:
+                store_calibration(index, calibration)
         ((path,),) = index.storage.rows("SELECT path FROM items ORDER BY id LIMIT 1")
     photo = path if os.path.isfile(path) and index.model_folder() is not None else ""
     show_next(

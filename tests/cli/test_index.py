@@ -13,7 +13,9 @@ from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Index
 from proxygml.server.opening import open_space
+from proxygml.tasks.classify import read_calibration
 from proxygml.training.run import Run
+from tests.tasks.conftest import blobs
 from tests.test_model import failure, run_command
 
 NAMES = ["crow/1.jpg", "crow/2.jpg", "owl/1.jpg", "owl/2.jpg", "wren/1.jpg", "wrens/1.jpg"]
@@ -67,6 +69,20 @@ class TestMovedPhotos:
             assert abs(red - 40 * NAMES.index("/".join(Path(path).parts[-2:]))) < 5
         with pytest.raises(ValueError, match=r"expected the images of the index in .*, but found neither 1.jpg nor"):
             open_space(index.location, data=tmp_path / "index", **options)
+
+
+def test_copy_keeps_the_calibration(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    blobs(12, 10).save(Path("items.npz"))
+    copy = ["index", "build", "index", "--out", "copy", "--kind", "hnsw"]
+    for command in (["index", "build", "items.npz", "--out", "index"], ["calibrate", "index"], copy):
+        run_command(capsys, *command)
+    calibration = read_calibration(Index.open("index"))
+    assert calibration is not None
+    assert read_calibration(Index.open("copy")) == calibration
+    run_command(capsys, "calibrate", "copy", "--false-accepts", "0.2")
+    run_command(capsys, *copy)  # again, which continues
+    assert read_calibration(Index.open("copy")).false_accepts > calibration.false_accepts
 
 
 @pytest.mark.parametrize("storage", ["folder", "postgres"])
