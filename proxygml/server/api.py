@@ -101,8 +101,7 @@ def create_router(items: Items) -> APIRouter:
         except ValueError as error:
             raise HTTPException(409, str(error)) from error
         candidates = [schema.Candidate(**candidate._asdict()) for candidate in result.candidates]
-        calibrated = calibration is not None
-        return schema.Answer(label=result.label, score=result.score, candidates=candidates, calibrated=calibrated)
+        return schema.Answer(**result._asdict() | {"candidates": candidates})
 
     async def add(index: Index, new: Embeddings) -> schema.Added:
         if new.model != items.model:

@@ -44,6 +44,7 @@ class Answer(NamedTuple):
     label: str | None  # None: unknown
     score: float  # similarity of the nearest item, less if the classes of its neighbors disagree
     candidates: list[Candidate]  # the likeliest first; their probabilities leave some for classes not among them
+    calibrated: bool  # whether threshold and probabilities are; otherwise nothing is unknown
 
 
 def classify(index: Index, vectors: np.ndarray, calibration: Calibration | None = None) -> list[Answer]:
@@ -74,7 +75,7 @@ def answer(hits: Sequence[Hit], calibration: Calibration | None = None) -> Answe
     candidates = [Candidate(str(names[place]), float(likely[place])) for place in order]
     score = float(scores(similarities, shares, AGREEMENT if calibration is None else calibration.agreement)[0])
     known = calibration is None or score >= calibration.threshold
-    return Answer(candidates[0].label if known else None, score, candidates)
+    return Answer(candidates[0].label if known else None, score, candidates, calibration is not None)
 
 
 def vote(labels: np.ndarray, similarities: np.ndarray) -> np.ndarray:

@@ -120,6 +120,8 @@ class TestCommands:
 
     def test_classify_before_and_after_calibrate(self, folder: Path, capsys) -> None:
         ask = ["classify", "index", "--vectors", "queries.npz"]
+        entries = json.loads(run_command(capsys, *ask, "--json"))
+        assert [entry["calibrated"] for entry in entries] == [False, False]
         main(ask)
         before = capsys.readouterr()
         assert "unknown" not in before.out
@@ -133,7 +135,7 @@ class TestCommands:
         assert [line.split()[:2] for line in after.out.splitlines()[1:]] == [["known", "class0"], ["other", "unknown"]]
         assert after.err == ""
         entries = json.loads(run_command(capsys, *ask, "--json"))
-        assert [entry["label"] for entry in entries] == ["class0", None]
+        assert [(entry["label"], entry["calibrated"]) for entry in entries] == [("class0", True), (None, True)]
         assert entries[0]["candidates"][0]["probability"] > 0.9
         measured = json.loads(run_command(capsys, "calibrate", "index", "--json"))
         assert measured["calibration"]["images"] == 120
