@@ -114,6 +114,7 @@ def build(
     from proxygml.model import kind_of
     from proxygml.retrieval import Index, is_url
     from proxygml.retrieval.contents import build_lock
+    from proxygml.retrieval.index import choose_kind
     from proxygml.retrieval.validation import checked_blocks
     from proxygml.tasks.classify import read_calibration, store_calibration
 
@@ -131,20 +132,22 @@ def build(
     if isinstance(source, Embeddings):  # before anything is written
         for _ in checked_blocks(source, dim, items.source):
             pass
+    new_kind = choose_kind(out, dim=dim, kind=kind, expected_size=len(source), prefix=prefix)
     lock = nullcontext() if is_url(out) else build_lock(Path(out))
     with resume_hint(lambda: "the same command continues"), lock:
         try:
             index = Index.open(out)
         except FileNotFoundError:
-            index = Index.create(out, dim=dim, model=model_id, kind=kind, expected_size=len(source), prefix=prefix)
+            index = Index.create(out, dim=dim, model=model_id, kind=new_kind, prefix=prefix)
         if not len(index):
             index.set_metadata("source", items.name)
         if (other := index.metadata.get("source")) != items.name:
             raise FileExistsError(f"{out} is an index of {other}: `proxygml index add` adds to it")
         if kind not in (None, index.kind):
             raise ValueError(f"{out} was started as {index.kind}, not {kind}: name another --out")
-        if prefix is not None and index.metadata.get("prefix") != str(prefix):
-            raise ValueError(f"{out} was started without --prefix {prefix}: name another --out")
+        if prefix is not None and (other := index.metadata.get("prefix")) != str(prefix):
+            started = "without --prefix" if other is None else f"with --prefix {other}"
+            raise ValueError(f"{out} was started {started}, not --prefix {prefix}: name another --out")
         _fill(index, source, model)
         if isinstance(source, Index) and read_calibration(index) is None:
             calibration = read_calibration(source)  # of the same vectors

@@ -49,15 +49,7 @@ class Index:
         scaled to length 1, and ranks ten times as many candidates as wanted, at least 100, by their whole vectors.
         """
         storage = _storage_at(location)
-        if prefix is not None and not 1 <= prefix < dim:
-            raise ValueError(f"expected a prefix from 1 to below the {dim} dimensions of the vectors, got {prefix}")
-        if prefix is not None and storage is PostgresStorage:
-            raise ValueError("an index in PostgreSQL searches whole vectors: leave out the prefix, or name a folder")
-        kind = kind or storage.suggest_kind(expected_size, prefix or dim)
-        if kind not in storage.MAX_DIM:
-            raise ValueError(f"expected a kind of index among {', '.join(storage.MAX_DIM)}, got {kind!r}")
-        if not 1 <= dim <= storage.MAX_DIM[kind]:
-            raise ValueError(f"expected vectors of 1 to {storage.MAX_DIM[kind]:,} dimensions for {kind}, got {dim:,}")
+        kind = choose_kind(location, dim=dim, kind=kind, expected_size=expected_size, prefix=prefix)
         values = {"schema_version": storage.SCHEMA_VERSION, "version": __version__}
         values |= {"dim": dim, "model": model, "kind": kind} | ({"prefix": prefix} if prefix else {})
         return cls(storage.create(location, {name: str(value) for name, value in values.items()}))
@@ -167,6 +159,23 @@ class Index:
     def model_folder(self) -> Path | None:
         """A folder with the files of `save_model`, or None if they are missing or damaged."""
         return self.storage.model_folder()
+
+
+def choose_kind(
+    location: str | Path | None, *, dim: int, kind: str | None, expected_size: int, prefix: int | None
+) -> str:
+    """The kind of a new index; an error if the settings of `Index.create` do not fit."""
+    storage = _storage_at(location)
+    if prefix is not None and not 1 <= prefix < dim:
+        raise ValueError(f"expected a prefix from 1 to below the {dim} dimensions of the vectors, got {prefix}")
+    if prefix is not None and storage is PostgresStorage:
+        raise ValueError("an index in PostgreSQL searches whole vectors: leave out the prefix, or name a folder")
+    kind = kind or storage.suggest_kind(expected_size, prefix or dim)
+    if kind not in storage.MAX_DIM:
+        raise ValueError(f"expected a kind of index among {', '.join(storage.MAX_DIM)}, got {kind!r}")
+    if not 1 <= dim <= storage.MAX_DIM[kind]:
+        raise ValueError(f"expected vectors of 1 to {storage.MAX_DIM[kind]:,} dimensions for {kind}, got {dim:,}")
+    return kind
 
 
 def _storage_at(location: str | Path | None) -> type[FolderStorage] | type[PostgresStorage]:

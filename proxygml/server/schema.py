@@ -88,9 +88,7 @@ class Answer(BaseModel):
     label: str | None = Field(description="name of the class; null: unknown")
     score: float = Field(description="similarity of the nearest item, less if the classes of its neighbors disagree")
     candidates: list[Candidate] = Field(description="classes of the nearest items, the likeliest first")
-    calibrated: bool = Field(
-        description="whether threshold and probabilities are (`proxygml calibrate`); otherwise nothing is unknown"
-    )
+    calibrated: bool = Field(description="whether `proxygml calibrate` has set the threshold; else nothing is unknown")
 
 
 class Added(BaseModel):

@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     label: str | None  # None: unknown
     score: float  # similarity of the nearest item, less if the classes of its neighbors disagree
     candidates: list[Candidate]  # the likeliest first; their probabilities leave some for classes not among them
-    calibrated: bool  # whether threshold and probabilities are; otherwise nothing is unknown
+    calibrated: bool  # otherwise nothing is unknown, and the probabilities are those of the votes
 
 
 def classify(index: Index, vectors: np.ndarray, calibration: Calibration | None = None) -> list[Answer]:

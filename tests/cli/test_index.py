@@ -71,6 +71,19 @@ class TestMovedPhotos:
             open_space(index.location, data=tmp_path / "index", **options)
 
 
+def test_refused_prefix_leaves_nothing_behind(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    blobs(2, 10).save(Path("items.npz"))
+    build = ["index", "build", "items.npz", "--out"]
+    line = failure(capsys, *build, "index", "--prefix", "16")
+    assert "expected a prefix from 1 to below the 16 dimensions of the vectors, got 16" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["items.npz"]
+    for name, prefix, started in (("short", ["--prefix", "4"], "with --prefix 4"), ("whole", [], "without --prefix")):
+        run_command(capsys, *build, name, *prefix)
+        line = failure(capsys, *build, name, "--prefix", "8")
+        assert f"{name} was started {started}, not --prefix 8: name another --out" in line
+
+
 def test_copy_keeps_the_calibration(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     blobs(12, 10).save(Path("items.npz"))
