@@ -33,11 +33,21 @@ class Embedded(NamedTuple):
     height: int
 
 
+def reject_unknown_parameters(request: Request) -> None:
+    """Status 422 for a query parameter that the route does not have."""
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            expected = f"only the query parameters {', '.join(known)}" if known else "no query parameters"
+            raise HTTPException(422, f"expected {expected}, got {name[:100]!r}")
+
+
 def create_router(items: Items) -> APIRouter:
     """The routes of /v1. Concurrent images share a forward pass, and concurrent vectors a search."""
     router = APIRouter(
         prefix="/v1",
-        dependencies=[Depends(HTTPBearer(auto_error=False))],  # for the OpenAPI document; the guard checks it
+        # The guard checks the token; HTTPBearer is for the OpenAPI document.
+        dependencies=[Depends(HTTPBearer(auto_error=False)), Depends(reject_unknown_parameters)],
         generate_unique_id_function=lambda route: route.name,
     )
     uploads, decoding = asyncio.Semaphore(MAX_UPLOADS), asyncio.Semaphore(MAX_DECODED)
@@ -124,42 +134,42 @@ def create_router(items: Items) -> APIRouter:
             writable=items.writer is not None,
         )
 
-    @router.post("/embed", responses=errors(408, 409, 413, 415, 422), openapi_extra=IMAGE)
+    @router.post("/embed", responses=errors(408, 409, 413, 415), openapi_extra=IMAGE)
     async def embed_image(image: Upload) -> schema.Embedded:
         """The vector of an image file, which is the body of the request."""
         return schema.Embedded(**image._asdict() | {"vector": image.vector.tolist()}, model=items.model)
 
-    @router.post("/search/image", responses=errors(408, 409, 413, 415, 422), openapi_extra=IMAGE)
+    @router.post("/search/image", responses=errors(408, 409, 413, 415), openapi_extra=IMAGE)
     async def search_image(image: Upload, count: Count = 10) -> schema.Results:
         """The items nearest to an image file, which is the body of the request."""
         return await nearest(image.vector, count)
 
-    @router.post("/search/vector", responses=errors(400, 413, 422))
+    @router.post("/search/vector", responses=errors(400, 413))
     async def search_vector(query: schema.VectorQuery, count: Count = 10) -> schema.Results:
         """The items nearest to a vector."""
         return await nearest(check_vector(query.vector), count)
 
-    @router.get("/search/path", responses=errors(404, 422))
+    @router.get("/search/path", responses=errors(404))
     async def search_path(path: Text, count: Count = 10) -> schema.Results:
         """The items nearest to the item with this path, without itself."""
         return await nearest_others(path, count)
 
-    @router.get("/search/id", responses=errors(404, 422))
+    @router.get("/search/id", responses=errors(404))
     async def search_id(id: Annotated[int, Query(ge=0, lt=2**63)], count: Count = 10) -> schema.Results:
         """The items nearest to the item with this id, as hits have them, without itself."""
         return await nearest_others(id, count)
 
-    @router.post("/classify/image", responses=errors(408, 409, 413, 415, 422), openapi_extra=IMAGE)
+    @router.post("/classify/image", responses=errors(408, 409, 413, 415), openapi_extra=IMAGE)
     async def classify_image(image: Upload) -> schema.Answer:
         """The class of an image file, which is the body of the request, by a vote of the nearest items."""
         return await classify(image.vector)
 
-    @router.post("/classify/vector", responses=errors(400, 409, 413, 422))
+    @router.post("/classify/vector", responses=errors(400, 409, 413))
     async def classify_vector(query: schema.VectorQuery) -> schema.Answer:
         """The class of a vector, by a vote of the nearest items."""
         return await classify(check_vector(query.vector))
 
-    @router.post("/items", responses=errors(400, 409, 413, 422))
+    @router.post("/items", responses=errors(400, 409, 413))
     async def add_items(index: Writable, new: schema.NewItems) -> schema.Added:
         """Add vectors with paths and classes."""
         vectors = np.stack([check_vector(item.vector) for item in new.items])  # (M, D)
@@ -167,13 +177,13 @@ def create_router(items: Items) -> APIRouter:
         paths = np.array([item.path for item in new.items])
         return await add(index, Embeddings(vectors, labels, paths, names, new.model))
 
-    @router.post("/items/image", responses=errors(408, 409, 413, 415, 422), openapi_extra=IMAGE)
+    @router.post("/items/image", responses=errors(408, 409, 413, 415), openapi_extra=IMAGE)
     async def add_image(index: Writable, image: Upload, path: Name, label: Text) -> schema.Added:
         """Embed an image file, which is the body of the request, and add its vector."""
         new = Embeddings(image.vector[None], np.zeros(1, int), np.array([path]), np.array([label]), items.model)
         return await add(index, new)
 
-    @router.delete("/items", responses=errors(404, 409, 422))
+    @router.delete("/items", responses=errors(404, 409))
     async def remove_items(
         index: Writable, path: Annotated[list[Text], Query(min_length=1, max_length=MAX_ITEMS)]
     ) -> schema.Removed:

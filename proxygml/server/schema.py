@@ -121,7 +121,7 @@ REASONS = {
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error responses of a route: these, and those of all routes."""
-    return {status: {"model": Error, "description": REASONS[status]} for status in (*statuses, 401, 403, 503)}
+    return {status: {"model": Error, "description": REASONS[status]} for status in (*statuses, 401, 403, 422, 503)}
 
 
 def with_dimension(document: dict[str, Any], dim: int) -> dict[str, Any]:

@@ -245,6 +245,21 @@ class TestInvalidInput:
         assert message in answer.json()["error"]
         assert "\n" not in answer.json()["error"]
 
+    @pytest.mark.parametrize(
+        ("request_line", "expected"),
+        [
+            ("POST /v1/search/vector?rerank=100", "only the query parameters count, got 'rerank'"),
+            ("POST /v1/search/image?cuont=3", "only the query parameters count, got 'cuont'"),
+            ("GET /v1/search/path?path=0.png&expand=1", "only the query parameters path, count, got 'expand'"),
+            ("GET /v1/health?verbose=1", "no query parameters, got 'verbose'"),
+            ("DELETE /v1/items?path=0.png&all=1", "only the query parameters path, got 'all'"),
+        ],
+    )
+    def test_unknown_parameter_is_refused(self, client: TestClient, request_line: str, expected: str) -> None:
+        answer = client.request(*request_line.split(), headers=BEARER)
+        assert answer.status_code == 422
+        assert answer.json() == {"error": f"expected {expected}"}
+
     def test_not_json(self, client: TestClient) -> None:
         for body, status in ((b"{", 400), (b'{"vector": [1, NaN]}', 422), (b"", 422)):
             answer = client.post("/v1/search/vector", content=body, headers={"content-type": "application/json"})
