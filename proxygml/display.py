@@ -82,12 +82,13 @@ def show_scores(rows: dict[str, dict], *, heading: str, baseline: str = "") -> N
     show_table(*score_table(rows, heading=heading, baseline=baseline))
     lone, images, classes = (max(row[key] for row in rows.values()) for key in ("lone_queries", "images", "classes"))
     if lone:
-        output.print(f"{lone} queries have no image of their class to find: each counts as a miss")
+        output.print(f"{counted(lone, 'query')} without an image of the same class to find: each counts as a miss")
     if classes == 1:
         output.print("caution: all images are of one class, so that every neighbor is right: test on more classes")
     elif classes < MIN_CLASSES or images < MIN_IMAGES:
         output.print(
-            f"caution: {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
+            f"caution: scores on {counted(images, 'image')} of {counted(classes, 'class')} say little; "
+            f"one image is {100 / images:.1f} points"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from proxygml.data.images import Crops, FeatureCrops
 from proxygml.data.loading import load_batches
+from proxygml.display import counted
 from proxygml.files import atomic_write, check_texts, one_line, reject_zip_bomb, remove_temporaries, require_file
 from proxygml.memory import keep_freed_memory
 
@@ -38,8 +39,8 @@ class Embeddings:
             raise ValueError(f"expected integer labels (M,), got {self.labels.dtype} {self.labels.shape}")
         if not len(self.vectors) == len(self.labels) == len(self.paths):
             raise ValueError(
-                f"expected as many labels and paths as vectors, got {len(self.vectors)} vectors, "
-                f"{len(self.labels)} labels and {len(self.paths)} paths"
+                f"expected as many labels and paths as vectors, got {counted(len(self.vectors), 'vector')}, "
+                f"{counted(len(self.labels), 'label')} and {counted(len(self.paths), 'path')}"
             )
         outside = self.labels[(self.labels < -1) | (self.labels >= len(self.class_names))]
         if len(self.class_names) and len(outside):

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from proxygml.data import open_image
+from proxygml.display import counted
 from proxygml.files import atomic_write
 from proxygml.fonts import drawable, fit
 
@@ -163,7 +164,7 @@ def draw_before_after(
             for column, index in enumerate(nearest[query]):
                 sheet.add(index, asked[query], x + 1.3 + column, y + row * ROW)
     counts = f"training mended the nearest neighbor of {mended.sum():,} and broke that of {broken.sum():,}"
-    title = f"Of {len(asked):,} queries, {counts}. Rows: neighbors before and after training."
+    title = f"Of {counted(len(asked), 'query')}, {counts}. Rows: neighbors before and after training."
     sheet.save(path, 2 * columns + 0.3, rows * height, title)
 
 

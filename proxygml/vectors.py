@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxygml import embeddings, files
-from proxygml.display import Progress, no_progress
+from proxygml.display import Progress, counted, no_progress
 from proxygml.embeddings import Embeddings
 from proxygml.model import MODELS, LoadModel, Model, kind_of
 from proxygml.retrieval import Index
@@ -85,7 +85,7 @@ def transform(space: Path, source: Embeddings) -> Embeddings:
 def run_parts(model: Model, split: Split = "all", *, progress: Progress = no_progress) -> dict[str, Index]:
     """The indexes of a run's training images, test images or both; their sizes are reported."""
     parts = {part: run_index(model, part, progress=progress) for part in SPLITS[split]}
-    counts = " and ".join(f"{len(index):,} {NAMES[part]} images" for part, index in parts.items())
+    counts = " and ".join(counted(len(index), f"{NAMES[part]} image") for part, index in parts.items())
     progress(str(model.run.folder), 0, 0, counts)
     parts = {part: index for part, index in parts.items() if len(index)}
     if not parts:

@@ -126,7 +126,7 @@ def test_deleted_photo_is_reported(photos: Path, trained_run: Run, tmp_path: Pat
     shown = capsys.readouterr()
     assert "crow/1.png" in shown.out
     (line,) = shown.err.splitlines()
-    assert line.startswith(f"1 of these images no longer exist, first {photos / 'crow' / '1.png'}: if they have moved")
+    assert line.startswith(f"missing: 1 image, first {photos / 'crow' / '1.png'}: if they have moved")
 
 
 def test_invalid_file_name_is_skipped(photos: Path, trained_run: Run, tmp_path: Path, capsys) -> None:
@@ -519,7 +519,7 @@ class TestMistakes:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "a.jpg").write_bytes(b"")
         command = ["index", "build", tmp_path / "photos", "--out", tmp_path / "index", "--run", trained_run.folder]
-        assert "none of the 1 images can be read" in failure(capsys, *command)
+        assert "1 image skipped, none can be read" in failure(capsys, *command)
 
 
 def test_index_of_a_dataset(trained_run: Run, tmp_path: Path, photos: Path, capsys) -> None:

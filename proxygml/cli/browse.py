@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from proxygml.cli.options import AS_TRAINED, Hardware
-from proxygml.display import messages, output, show_progress
+from proxygml.display import counted, messages, output, show_progress
 from proxygml.training.recipe import Split
 
 
@@ -57,8 +57,10 @@ def browse(
         url = address(listening) + (f"/?token={token}" if token else "")
 
         def ready() -> None:
-            kinds = f"of {len(opened.class_names):,} classes" if not opened.no_errors else f"({opened.no_errors})"
-            output.print(f"{len(opened):,} vectors {kinds}: {url} (Ctrl-C ends it)")
+            kinds = (
+                f"of {counted(len(opened.class_names), 'class')}" if not opened.no_errors else f"({opened.no_errors})"
+            )
+            output.print(f"{counted(len(opened), 'vector')} {kinds}: {url} (Ctrl-C ends it)")
             if token:
                 messages.print(f"warning: everyone with this address who can reach {host} can see these images")
             if open:

@@ -9,7 +9,7 @@ import tyro
 from proxygml.cli.display import show_next
 from proxygml.cli.embeddings import PRETRAINED, embed_images
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
-from proxygml.display import Progress, counter, output, show_progress
+from proxygml.display import Progress, counted, counter, output, show_progress
 from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def cluster(
     if json:
         output.print_json(data=numbers)
         return
-    output.print(f"{len(items):,} images in {numbers['clusters']:,} clusters, {left_out:,} in none: {out}")
+    output.print(
+        f"{counted(len(items), 'image')} in {counted(int(found.max()) + 1, 'cluster')}, {left_out:,} in none: {out}"
+    )
     if "nmi" in numbers:
         scores = {"NMI": "nmi", "AMI": "ami", "B-cubed F1": "b_cubed"}
         shown = ", ".join(f"{name} {100 * numbers[key]:.1f} %" for name, key in scores.items())
@@ -121,5 +123,5 @@ def find_files(source: str, paths: "np.ndarray", roots: "Sequence[Path]", progre
         kind, remedy = kind_of(source), "name their folder with --data"
         if kind != "run" and os.path.isabs(missing[0]):
             remedy = f"if they have moved, {'use `proxygml index relocate`' if kind == 'index' else 'embed them again'}"
-        progress("missing", 0, 0, f"{len(missing):,} of {len(paths):,} images, first {missing[0]}: {remedy}")
+        progress("missing", 0, 0, f"{len(missing):,} of {counted(len(paths), 'image')}, first {missing[0]}: {remedy}")
     return files

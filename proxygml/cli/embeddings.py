@@ -9,7 +9,7 @@ from proxygml.cli.display import first_photo, show_next
 from proxygml.cli.objects import import_object
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.cli.stopping import resume_hint
-from proxygml.display import Progress, counter, output, show_progress, show_scores
+from proxygml.display import Progress, counted, counter, output, show_progress, show_scores
 from proxygml.distributed.launch import is_first_process, join_processes
 from proxygml.training.recipe import Split, is_class_name
 
@@ -71,9 +71,11 @@ def embed(
             return
         result.save(out)
     labels = (
-        f"{result.unlabeled:,} without labels" if result.unlabeled else f"{len(set(result.labels.tolist())):,} classes"
+        f"{result.unlabeled:,} without labels"
+        if result.unlabeled
+        else counted(len(set(result.labels.tolist())), "class")
     )
-    output.print(f"{len(result):,} vectors of {result.dim} dimensions in {out}, {labels}")
+    output.print(f"{counted(len(result), 'vector')} of {counted(result.dim, 'dimension')} in {out}, {labels}")
     images, network = (
         (source, run or PRETRAINED) if is_folder else (data or (model.recipe.data if dataset is None else None), source)
     )

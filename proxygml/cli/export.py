@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from proxygml.cli.display import beside, show_next
-from proxygml.display import output, show_progress
+from proxygml.display import counted, output, show_progress
 
 
 def export(
@@ -38,7 +38,7 @@ def export(
     if onnx:
         difference, compared_with = settings["largest_difference"], settings["compared_with"]
         output.print(f"largest difference between ONNX and PyTorch {difference:.1e} on {compared_with}")
-    output.print(f"model of {settings['embedding_dim']} dimensions in {out}: see {out / 'README.md'}")
+    output.print(f"model of {counted(settings['embedding_dim'], 'dimension')} in {out}: see {out / 'README.md'}")
     images = model.recipe.data if model.recipe.dataset == "folder" else None
     if images is not None and Path(images).is_dir():
         words = ["index", "build", images, "--out", beside(out, "index"), "--run", out]

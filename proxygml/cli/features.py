@@ -7,7 +7,7 @@ import tyro
 
 from proxygml.cli.display import beside, show_next
 from proxygml.cli.stopping import resume_hint
-from proxygml.display import output, show_scores
+from proxygml.display import counted, output, show_scores
 
 if TYPE_CHECKING:
     from proxygml.embeddings import Embeddings
@@ -54,7 +54,7 @@ def fit(
         return
     if scores:
         show_scores(scores, heading="held-out classes, %", baseline="features")
-    output.print(f"{out}: {len(model.mean_):,} features -> {len(model.components_):,} dimensions")
+    output.print(f"{out}: {counted(len(model.mean_), 'feature')} -> {counted(len(model.components_), 'dimension')}")
     vectors = beside(out, "vectors.npz")
     show_next((["transform", out, features, "--out", vectors], "the same vectors in the new space"))
 
@@ -71,7 +71,7 @@ def transform(space: SpaceFolder, features: Source, *, out: Path) -> None:
 
     result = apply(space, _read(features))
     result.save(out)
-    output.print(f"{len(result):,} vectors of {result.dim:,} dimensions in {out}")
+    output.print(f"{counted(len(result), 'vector')} of {counted(result.dim, 'dimension')} in {out}")
 
 
 def _read(features: str) -> "Embeddings":

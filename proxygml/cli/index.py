@@ -14,7 +14,7 @@ from proxygml.cli.objects import import_object
 from proxygml.cli.options import SILENT, Hardware
 from proxygml.cli.parsing import subcommands
 from proxygml.cli.stopping import resume_hint
-from proxygml.display import Progress, counter, messages, output, show_progress
+from proxygml.display import Progress, counted, counter, messages, output, show_progress
 from proxygml.training.recipe import Split, is_class_name
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def remove(
 
     opened = Index.open(index)
     count = opened.remove(_paths_of(items, opened))
-    output.print(f"removed {count:,} of {count + len(opened):,} items")
+    output.print(f"removed {count:,} of {counted(count + len(opened), 'item')}")
 
 
 def _paths_of(names: "Sequence[str]", index: "Index") -> list[str]:
@@ -232,7 +232,7 @@ def relocate(index: Location, old: FolderLocation, new: FolderLocation) -> None:
         folder = opened.metadata.get(name, "")
         if f"{folder}/".startswith(f"{before}/"):
             opened.set_metadata(name, after + folder[len(before) :])
-    output.print(f"relocated {count:,} of {len(opened):,} items")
+    output.print(f"relocated {count:,} of {counted(len(opened), 'item')}")
     if not os.path.isdir(after):
         messages.print(f"{after} does not exist on this machine")
 
@@ -289,9 +289,9 @@ def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
         index.refresh(counter(progress, f"building {index.kind}"))
         recall = _measure_recall(index, progress)
     if not len(index):
-        raise ValueError(f"none of the {added.skipped:,} images can be read: {index.location} is empty")
+        raise ValueError(f"{counted(added.skipped, 'image')} skipped, none can be read: {index.location} is empty")
     output.print(
-        f"{len(index):,} items in {index.location}: {added.new:,} new, {added.existing:,} existing, "
+        f"{counted(len(index), 'item')} in {index.location}: {added.new:,} new, {added.existing:,} existing, "
         f"{added.skipped:,} skipped\n"
         f"{index.kind} search finds {100 * recall:.1f} % of the 10 nearest"
     )

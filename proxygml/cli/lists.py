@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from proxygml.cli.display import show_losses
-from proxygml.display import counter, in_one_line, output, show_progress
+from proxygml.display import counted, counter, in_one_line, output, show_progress
 
 MAX_FINDINGS = 50  # lines that a check prints
 
@@ -43,7 +43,7 @@ def datasets(
     if hasattr(modules[name], "PUBLISHED"):
         findings += compare_counts(train_images, test_images, modules[name].PUBLISHED)
     for split, images in [("train", train_images), ("test", test_images)]:
-        output.print(f"{split}: {len(images.class_names):,} classes, {len(images):,} images")
+        output.print(f"{split}: {counted(len(images.class_names), 'class')}, {counted(len(images), 'image')}")
         with show_progress() as progress:
             report = counter(progress, f"opening {split} images")
             problems = find_problems(images, progress=report)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from proxygml.cli.stopping import resume_hint
-from proxygml.display import output, show_progress, show_table
+from proxygml.display import counted, output, show_progress, show_table
 from proxygml.files import unknown_name
 from proxygml.paper import EXPERIMENTS
 
@@ -136,7 +136,7 @@ def _queue(
         ]
         show_table(("when", "what", "runs left", "about"), rows)
     total = sum(len(part.missing) for part in parts)
-    output.print(f"{total} runs left, about {sum(left.values()) / 60:.1f} hours on one core")
+    output.print(f"{counted(total, 'run')} left, about {sum(left.values()) / 60:.1f} hours on one core")
     if plan or not total:
         return
     done = 0
@@ -146,7 +146,7 @@ def _queue(
         done += 1
         scores = run.get("scores", {})
         shown = "".join(f" {name} {100 * scores[name]:.1f}" for name in ("recall@1", "nmi") if name in scores)
-        output.print(f"{part}: {run['row']}, seed {run['seed']}:{shown}; {total - done} runs left")
+        output.print(f"{part}: {run['row']}, seed {run['seed']}:{shown}; {counted(total - done, 'run')} left")
 
     with resume_hint(lambda: "the same command goes on"), show_progress() as progress:
         failed = queue.run_queue(

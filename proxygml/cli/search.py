@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
-from proxygml.display import in_one_line, messages, output, show_progress, show_table
+from proxygml.display import counted, in_one_line, messages, output, show_progress, show_table
 from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def search(
     if missing:
         remedy = "name their folder with --data" if kind_of(index) == "run" else "use `proxygml index relocate`"
         remedy = f"if they have moved, {remedy}"
-        messages.print(f"{len(missing)} of these images no longer exist, first {missing[0]}: {remedy}")
+        messages.print(f"missing: {counted(len(missing), 'image')}, first {missing[0]}: {remedy}")
 
 
 def check_queries(images: "Sequence[Path]", vectors: Path | None) -> None:

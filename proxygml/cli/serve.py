@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from proxygml.cli.options import AS_TRAINED, Hardware
-from proxygml.display import output, show_progress
+from proxygml.display import counted, output, show_progress
 from proxygml.training.recipe import Split
 
 
@@ -51,7 +51,8 @@ def serve(
             items = open_items(index, run=run, split=split, data=data, load=hardware.load, progress=progress)
 
         def ready() -> None:
-            output.print(f"{len(items):,} vectors of {items.dim} dimensions: {address(listening)}/v1 (Ctrl-C ends it)")
+            vectors = f"{counted(len(items), 'vector')} of {counted(items.dim, 'dimension')}"
+            output.print(f"{vectors}: {address(listening)}/v1 (Ctrl-C ends it)")
             if not chosen:
                 output.print(f"token: {token}")
 

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from proxygml.data import ImageList, open_image
+from proxygml.display import counted
 from proxygml.files import one_line
 
 CHUNK = 128  # images per task: few enough for a smooth progress bar
@@ -78,11 +79,11 @@ def without_problems(images: ImageList, problems: list[Problem], *, skip: bool) 
     if not skip:
         first = problems[0]
         raise ValueError(
-            f"{len(problems)} of {len(images)} images cannot be read, first {first.path}: {first.reason}. "
+            f"{len(problems)} of {counted(len(images), 'image')} cannot be read, first {first.path}: {first.reason}. "
             "List all with `proxygml datasets check`, or leave them out with --skip-broken"
         )
     if len(problems) == len(images):
-        raise ValueError(f"none of the {len(images)} images can be used")
+        raise ValueError(f"expected images that can be used, got {counted(len(images), 'unreadable image')}")
     return images.select(np.setdiff1d(np.arange(len(images)), [problem.index for problem in problems]))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from proxygml.data import ImageList
 from proxygml.data.cache import Cache
 from proxygml.data.check import find_problems, without_problems
+from proxygml.display import counted
 from proxygml.files import warn
 
 MAX_NAMED = 10  # skipped images whose paths are shown
@@ -52,4 +53,6 @@ def describe_skipped(images: ImageList, kept: ImageList) -> str:
     if not skipped:
         return ""
     more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
-    return f"{len(skipped)} of {len(images)} images that cannot be read: {', '.join(skipped[:MAX_NAMED])}{more}"
+    return (
+        f"{len(skipped)} of {counted(len(images), 'image')} that cannot be read: {', '.join(skipped[:MAX_NAMED])}{more}"
+    )

@@ -5,6 +5,8 @@ from functools import cache
 
 import numpy as np
 
+from proxygml.display import counted
+
 RUN, WINDOW = 1024, 8  # consecutive images that are read together, and runs that are mixed
 
 
@@ -151,7 +153,7 @@ def _epoch_size(members: list[np.ndarray], batch_size: int, images_per_class: in
     classes = min(len(members), batch_size // images_per_class)
     if classes < 2:
         raise ValueError(
-            f"expected two classes of {images_per_class} images each to fit in a batch of {batch_size}: "
+            f"expected two classes of {counted(images_per_class, 'image')} each to fit in a batch of {batch_size}: "
             "raise batch_size or lower images_per_class"
         )
     return classes, math.ceil(sum(map(len, members)) / (classes * images_per_class))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
+from proxygml.display import counted
 from proxygml.evaluation.search import first_equal
 from proxygml.evaluation.validation import as_labels, as_matrix, check_seed
 
@@ -66,5 +67,5 @@ def kmeans(
         distances, nearest = fitted.index.search(points, 1)  # (M, 1) each
         if distances.sum() < lowest:
             lowest, assigned = distances.sum(), nearest[:, 0]
-    method = f"faiss, {ITERATIONS} iterations, best of {starts} k-means++ start{'s' * (starts > 1)}, seed {seed}"
+    method = f"faiss, {ITERATIONS} iterations, best of {counted(starts, 'k-means++ start')}, seed {seed}"
     return assigned, method

@@ -9,7 +9,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from proxygml.display import Progress, shown
+from proxygml.display import Progress, counted, shown
 from proxygml.features.head import Head, Moments, default_links, project
 from proxygml.features.selection import Selection, select
 from proxygml.features.storage import read_space, write_space
@@ -211,7 +211,9 @@ class ProxyGMLEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise ValueError(f"expected shrinkage from 0 to 1, got {self.shrinkage}")
         if first:
             if (X[0] == X).all():
-                raise ValueError(f"expected features that vary, got {len(X)} equal samples: are all images the same?")
+                raise ValueError(
+                    f"expected features that vary, got {counted(len(X), 'equal sample')}: are all images the same?"
+                )
             largest = float(np.abs(X).max())
             if not 1e-100 <= largest <= 1e100:  # squares would be 0 or infinite
                 raise ValueError(f"expected features between 1e-100 and 1e100, got up to {largest:.3g}: scale them")

@@ -8,7 +8,7 @@ import numpy as np
 
 from proxygml.data import ImageList
 from proxygml.data.check import Problem, find_problems
-from proxygml.display import Progress
+from proxygml.display import Progress, counted
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval.index import Index
 from proxygml.retrieval.validation import is_text
@@ -81,5 +81,5 @@ def add_images(index: Index, embed: Embed, images: ImageList, progress: Progress
     if len(images):
         progress("embedding", len(images), len(images), "")
     if added.skipped > MAX_NAMED:
-        progress("skipped", 0, 0, f"{added.skipped - MAX_NAMED:,} more images that cannot be read")
+        progress("skipped", 0, 0, f"{counted(added.skipped - MAX_NAMED, 'more image')} that cannot be read")
     return added

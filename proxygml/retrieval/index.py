@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings, concatenate
 from proxygml.retrieval import ranking, validation
 from proxygml.retrieval.folder import FolderStorage
@@ -167,7 +168,9 @@ def choose_kind(
     """The kind of a new index; an error if the settings of `Index.create` do not fit."""
     storage = _storage_at(location)
     if prefix is not None and not 1 <= prefix < dim:
-        raise ValueError(f"expected a prefix from 1 to below the {dim} dimensions of the vectors, got {prefix}")
+        raise ValueError(
+            f"expected a prefix from 1 to below the {counted(dim, 'dimension')} of the vectors, got {prefix}"
+        )
     if prefix is not None and storage is PostgresStorage:
         raise ValueError("an index in PostgreSQL searches whole vectors: leave out the prefix, or name a folder")
     kind = kind or storage.suggest_kind(expected_size, prefix or dim)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval.folder import FolderStorage
 from proxygml.retrieval.hits import Hit, cosines
@@ -35,7 +36,7 @@ def check_sizes(
         ("rerank", rerank, 2, 2),
     ):
         if value is not None and items < needed:
-            raise ValueError(f"{name} needs {needed} items or more, the index has {items}")
+            raise ValueError(f"{name} needs {counted(needed, 'item')} or more, the index has {items}")
         if value is not None and value < low:
             raise ValueError(f"expected {name} of at least {low}, got {value:,}")
     compared = "items, which are all compared with each other"

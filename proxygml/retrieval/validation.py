@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.version import __version__
 
@@ -70,7 +71,9 @@ def already_below(folder: str, location: object) -> ValueError:
 def check_contains(paths: list[str], contained: set[str], location: object) -> None:
     """An error if an index does not contain all of the paths."""
     if missing := sorted(set(paths) - contained):
-        raise ValueError(f"{location} does not contain {len(missing)} of {len(set(paths))} paths, first {missing[0]}")
+        raise ValueError(
+            f"{location} does not contain {len(missing)} of {counted(len(set(paths)), 'path')}, first {missing[0]}"
+        )
 
 
 def checked_blocks(embeddings: Embeddings, dim: int, location: object) -> Iterator[Block]:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Hit, Index
 from proxygml.server import schema
@@ -91,7 +92,7 @@ def create_router(items: Items) -> APIRouter:
 
     def check_vector(vector: list[float]) -> np.ndarray:
         if len(vector) != items.dim:
-            raise HTTPException(422, f"expected a vector of {items.dim} numbers, got {len(vector)}")
+            raise HTTPException(422, f"expected a vector of {counted(items.dim, 'number')}, got {len(vector)}")
         return np.array(vector, np.float32)
 
     async def nearest(vector: np.ndarray, count: int) -> schema.Results:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from fastapi import Body, HTTPException, Query, Response
 
+from proxygml.display import counted
 from proxygml.server.failures import find_failures, list_confused
 from proxygml.server.jobs import Job, Report
 from proxygml.server.map import draw, layouts
@@ -118,7 +119,7 @@ class Responses:
     def subgraph(self, vector: Annotated[list[Number], Body(embed=True)]) -> dict | None:
         """The subgraph of the vector of an upload; None without proxies."""
         if len(vector) != self.space.dim:
-            raise HTTPException(422, f"expected a vector of {self.space.dim} numbers, got {len(vector)}")
+            raise HTTPException(422, f"expected a vector of {counted(self.space.dim, 'number')}, got {len(vector)}")
         if self.space.proxies is None:
             return None
         return self._subgraph(self.space.proxies.subgraph(np.array(vector), None))

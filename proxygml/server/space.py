@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.losses.proxygml.chunked import link, propagate
 from proxygml.retrieval import Hit, Index
@@ -99,7 +100,7 @@ class Space:
         self.labels, self.classes = np.unique(embeddings.labels, return_inverse=True)  # (C,), (M,)
         self.class_names = [valid_text(embeddings.class_name(label)) for label in self.labels.tolist()]
         missing = embeddings.unlabeled
-        self.no_errors = f"{missing:,} of {len(vectors):,} images have no label" if missing else ""
+        self.no_errors = f"{missing:,} of {counted(len(vectors), 'image')} without a label" if missing else ""
         self.class_sizes = np.bincount(self.classes)  # (C,)
         self.paths = [valid_text(str(path)) for path in embeddings.paths]
         self._texts = np.array(  # for filters: path and class name in lower case

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import neighbors
 from proxygml.tasks.classify import VOTERS, Calibration, probabilities, scores, vote
@@ -106,7 +107,8 @@ def check_enough(classes: np.ndarray) -> None:
     if len(classes) < MIN_IMAGES or several < MIN_CLASSES:
         raise ValueError(
             f"expected {MIN_IMAGES} or more labeled images, and {MIN_CLASSES} or more classes of several, to measure "
-            f"on; got {len(classes)} images and {several} such classes: add some with `proxygml index add`"
+            f"on; got {counted(len(classes), 'image')} and {counted(several, 'such class')}: "
+            "add some with `proxygml index add`"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation.clustering import kmeans
 from proxygml.evaluation.validation import as_matrix
@@ -118,7 +119,7 @@ def write_clusters(folder: Path, items: Embeddings, clusters: np.ndarray, files:
     for number in range(min(count, clusters.max() + 1)):
         members = np.flatnonzero(clusters == number)
         central = [files[row] for row in most_central(items.vectors, members)[:length]]
-        shown.append((f"{names[members[0]]}\n{len(members):,} images", central))
+        shown.append((f"{names[members[0]]}\n{counted(len(members), 'image')}", central))
     draw_sheet(shown, folder / "clusters.png")
 
 

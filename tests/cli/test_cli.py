@@ -92,7 +92,7 @@ def test_warning_is_one_line(tmp_path: Path) -> None:
     done = run_command("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if line.lower().startswith("warning")]
-    assert line.startswith("warning: 1 links for each sample are all taken")
+    assert line.startswith("warning: every link of a sample (1) goes to a proxy of its own class")
     assert "use a ratio of at least" in line
 
 
@@ -113,7 +113,7 @@ def test_piped_table_is_not_cut(tmp_path: Path) -> None:
 def test_lone_image_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     np.savez(tmp_path / "a.npz", vectors=np.array([[0.0], [1], [10]]), labels=np.array([0, 0, 1]))
     main(["evaluate", str(tmp_path / "a.npz")])
-    assert "1 queries have no image of their class to find: each counts as a miss" in capsys.readouterr().out
+    assert "1 query without an image of the same class to find: each counts as a miss" in capsys.readouterr().out
 
 
 class TestMistakes:

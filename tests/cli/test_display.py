@@ -12,6 +12,7 @@ from proxygml.cli.display import show_run
 from proxygml.cli.search import search, show_hits
 from proxygml.display import (
     PlainConsole,
+    counted,
     escape_control,
     in_one_line,
     messages,
@@ -161,7 +162,7 @@ def test_small_test_has_a_caution(
     images: int, classes: int, cautious: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_scores({"trained": scores(1.0, images=images, classes=classes)}, heading="%")
-    said = f"caution: {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
+    said = f"caution: scores on {images} images of {classes} classes say little; one image is {100 / images:.1f} points"
     assert (said in capsys.readouterr().out) == cautious
 
 
@@ -172,3 +173,10 @@ def test_a_test_on_one_class_has_a_caution(capsys: pytest.CaptureFixture[str]) -
 
 def test_both_consoles_are_plain() -> None:
     assert {type(output), type(messages)} == {PlainConsole}
+
+
+def test_counted_nouns() -> None:
+    nouns = ["image", "class", "query", "index", "near-duplicate"]
+    assert [counted(1, noun) for noun in nouns[:2]] == ["1 image", "1 class"]
+    expected = ["0 images", "2 classes", "3 queries", "4 indexes", "1,000 near-duplicates"]
+    assert [counted(number, noun) for number, noun in zip((0, 2, 3, 4, 1000), nouns, strict=True)] == expected

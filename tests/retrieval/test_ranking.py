@@ -218,7 +218,7 @@ def test_index_of_one_item() -> None:
     for name in ("augment", "rerank"):
         with pytest.raises(ValueError, match=f"^{name} needs 2 items or more, the index has 1$"):
             index.search(items.vectors, 3, **{name: 2})
-    with pytest.raises(ValueError, match=r"^expand needs 1 items or more, the index has 0$"):
+    with pytest.raises(ValueError, match=r"^expand needs 1 item or more, the index has 0$"):
         Index.create(None, dim=DIM).search(items.vectors, 3, expand=1)
 
 

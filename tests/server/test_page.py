@@ -108,14 +108,14 @@ def test_vectors_without_labels(visit: Callable[..., Visit], tmp_path: Path) -> 
     np.savez(tmp_path / "plain.npz", vectors=np.random.default_rng(0).normal(size=(30, 8)))
     with served(tmp_path / "plain.npz") as address:
         page = visit(address).page
-        assert "No errors are counted: 30 of 30 images have no label." in page.locator("#chosen").inner_text()
+        assert "No errors are counted: 30 of 30 images without a label." in page.locator("#chosen").inner_text()
         assert page.locator("#order option:disabled").count() == 2
         page.click("#grid .tile >> nth=5")
         page.wait_for_selector("#nearest .tile")
         assert page.locator("#nearest .sign").count() == 0
         assert "same class" not in page.locator("#chosen").inner_text()
         page.goto(f"{address}/#view=confusions")
-        page.wait_for_selector("#confusions-body :text('No classes are confused: 30 of 30 images have no label.')")
+        page.wait_for_selector("#confusions-body :text('No classes are confused: 30 of 30 images without a label.')")
         page.goto(f"{address}/#order=rank")  # a stale address
         page.wait_for_selector("#notice:has-text('No errors are counted')")
         assert page.locator("#grid .tile").count() == 30

@@ -122,7 +122,7 @@ def test_subgraph_equals_loops(label: int | None) -> None:
 def test_without_labels_nothing_is_right_or_wrong(labels: list[int], reason: str) -> None:
     space = make_space(np.eye(3), np.array(labels))
     responses = Responses(space, "")
-    assert space.no_errors == (f"{reason} images have no label" if reason else "")
+    assert space.no_errors == (f"{reason} images without a label" if reason else "")
     assert ("no label" in responses.about()["classes"]) == bool(reason)
     with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
         responses.start("failures")

@@ -105,7 +105,7 @@ def test_intervals_contain_the_values() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.zeros(30, int), "got 30 images and 1 such classes"),
+        (np.zeros(30, int), "got 30 images and 1 such class:"),
         (np.arange(30), "got 30 images and 0 such classes"),
         (np.arange(8) % 2, "got 8 images and 2 such classes"),
         (np.full(30, -1), "got 0 images and 0 such classes"),

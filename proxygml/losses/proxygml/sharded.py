@@ -89,7 +89,7 @@ def class_range(num_classes: int, rank: int, size: int) -> tuple[int, int]:
     """First class of a process and the class after its last, as torch splits tensors over processes."""
     count = -(-num_classes // size)
     if (size - 1) * count >= num_classes:
-        raise ValueError(f"{num_classes} classes are too few for {size} processes: use fewer processes")
+        raise ValueError(f"expected a class for each of {size} processes, got {num_classes}: use fewer processes")
     return rank * count, min((rank + 1) * count, num_classes)
 
 
