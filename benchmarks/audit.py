@@ -114,7 +114,7 @@ def mended_table(results: dict) -> str:
         if rate != "0"
     ]
     return Table(
-        ("labels replaced", "Recall@1 as they are", "mended", "without wrong labels"), tuple(cells)
+        ("labels replaced", "Recall@1, uncorrected", "corrected", "without wrong labels"), tuple(cells)
     ).to_markdown()
 
 

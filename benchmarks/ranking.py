@@ -144,13 +144,12 @@ def gain_table(rows: dict[str, dict[str, dict[str, list[float]]]]) -> str:
 
 def cost_table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
     cells = [
-        (method, *(f"{row[method]['ms']:.2f} ({row[method]['ratio']:.1f})" for row in rows.values()))
+        (method, *(f"{row[method]['ms']:.2f} ms ({row[method]['ratio']:.1f})" for row in rows.values()))
         for method in METHODS
     ]
-    augmenting = [f"{row['augmenting']['seconds']:.1f}" for row in rows.values()]
+    augmenting = [f"{row['augmenting']['seconds']:.1f} s" for row in rows.values()]
     sizes = [f"{name}, {row['augmenting']['items']:,} x {row['augmenting']['dim']}" for name, row in rows.items()]
-    columns = ("ms per query (relative to plain)", *sizes)
-    return Table(columns, (*cells, ("s once, to augment", *augmenting))).to_markdown()
+    return Table(("search", *sizes), (*cells, ("means for augment, once", *augmenting))).to_markdown()
 
 
 def choice_table(rows: dict[str, dict[str, list[float]]]) -> str:
