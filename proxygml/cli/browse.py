@@ -57,9 +57,8 @@ def browse(
         url = address(listening) + (f"/?token={token}" if token else "")
 
         def ready() -> None:
-            kinds = (
-                f"of {counted(len(opened.class_names), 'class')}" if not opened.no_errors else f"({opened.no_errors})"
-            )
+            classes = counted(len(opened.class_names), "class")
+            kinds = f"({opened.no_errors})" if opened.no_errors else f"of {classes}"
             output.print(f"{counted(len(opened), 'vector')} {kinds}: {url} (Ctrl-C ends it)")
             if token:
                 messages.print(f"warning: everyone with this address who can reach {host} can see these images")

@@ -92,7 +92,7 @@ def test_warning_is_one_line(tmp_path: Path) -> None:
     done = run_command("train", "glyphs", *SMALL, "--ratio", "0.01", "--out", tmp_path / "run")
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if line.lower().startswith("warning")]
-    assert line.startswith("warning: every link of a sample (1) goes to a proxy of its own class")
+    assert line.startswith("warning: every link of a sample goes to its own class (links: 1, ")
     assert "use a ratio of at least" in line
 
 

@@ -204,6 +204,6 @@ def warn_without_negatives(num_classes: int, settings: ProxyGMLSettings) -> None
         ratio = (per_class + 0.5) / (num_classes * per_class)  # rounds up to N + 1 links
         advice = f"use a ratio of at least {ratio:.4g} or links of at least {per_class + 1}"
     warn(
-        f"every link of a sample ({links}) goes to a proxy of its own class ({per_class}): "
+        f"every link of a sample goes to its own class (links: {links}, proxies per class: {per_class}): "
         f"no negative is linked and classes are not separated; {advice}",
     )
