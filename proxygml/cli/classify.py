@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxygml.tasks.classify import Answer
 
 MOST_REFUSED = 0.5  # of the known images: more is worth a hint
-GUESSED = 2  # times the accuracy of a guess
+GUESSED = 1.5  # times the accuracy of a guess; 2 would be all of two classes
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of false accepts, that are shown beside the wanted one
 
 

@@ -141,6 +141,12 @@ class TestCommands:
         assert measured["calibration"]["images"] == 120
         assert measured["auroc"] > 0.95
 
+    def test_two_separate_classes_need_no_caution(self, folder: Path, capsys) -> None:
+        blobs(2, 20).save(Path("two.npz"))
+        run_command(capsys, "index", "build", "two.npz", "--out", "two")
+        main(["calibrate", "two"])
+        assert "than by guessing" not in capsys.readouterr().err
+
     def test_mistakes_are_one_line(self, folder: Path, capsys) -> None:
         assert "expected something to search for" in failure(capsys, "classify", "index")
         assert "an index (a folder or postgresql://...)" in failure(capsys, "calibrate", "items.npz")
