@@ -44,7 +44,9 @@ SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERI
             "tasks --quick", ["| synthetic, features |", "| synthetic, ProxyGMLEmbedding |"], marks=pytest.mark.slow
         ),
         pytest.param(
-            "ranking --quick", ["| rerank 100, k1 ", "| all three |", "| s once, to augment |"], marks=pytest.mark.slow
+            "ranking --quick",
+            ["| rerank 100, k1 ", "| all three |", "| means for augment, once |"],
+            marks=pytest.mark.slow,
         ),
         pytest.param("audit --quick", ["| synthetic, 2 % | audit |", "| 10 % |"], marks=pytest.mark.slow),
         ("ablation --quick", ["| paper |", "| lambda 0 |", "Recall@1"]),
