@@ -9,7 +9,7 @@ from torch.utils.data import default_collate
 
 from proxygml.data import ImageList
 from proxygml.data.splits import hold_out
-from proxygml.display import Progress
+from proxygml.display import Progress, counted
 from proxygml.memory import keep_freed_memory
 from proxygml.training import build
 from proxygml.training.loop import freeze_statistics
@@ -55,7 +55,7 @@ def fit_to_minutes(recipe: Recipe, minutes: float, parts: Parts, progress: Progr
             epochs = int(left / (step * len(trained) + forward * (len(images) - len(trained))))
             if epochs >= MIN_EPOCHS or (epochs and size <= min(SIZES)):
                 chosen = {"image_size": size, "epochs": min(epochs, MAX_EPOCHS)}
-                what = f"{chosen['epochs']} epochs of {size} pixels, {1 / step:.0f} images/s here"
+                what = f"{counted(chosen['epochs'], 'epoch')} of {size} pixels, {1 / step:.0f} images/s here"
                 break
     progress("measuring speed", 1, 1, "")
     progress(f"{minutes:g} minutes", 0, 0, what)

@@ -90,7 +90,8 @@ class NetworkSettings:
     """Scale embeddings to length 1; None: as the loss needs."""
     head_start: Literal["uniform", "kaiming", "fitted"] = "uniform"
     """Initialization of the last layer: torch's uniform default, Kaiming normal with zero bias, or fitted to the
-    features of the training images as `proxygml fit` does."""
+    features of the training images as `proxygml fit` does. It then keeps all features if there are fewer training
+    images than `embedding_dim`."""
     pooling: Literal["average", "max", "average+max"] = "average"
     """Global pooling of the feature maps."""
 

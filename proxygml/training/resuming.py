@@ -27,10 +27,12 @@ def check_changes(recipe: Recipe, checkpoint: dict, progress: Progress) -> None:
             f"It can change {', '.join(CHANGEABLE)}"
         )
     if recipe.epochs < done:
-        raise ValueError(f"{done} epochs are already trained: expected epochs of at least that, got {recipe.epochs}")
+        raise ValueError(f"expected at least as many epochs as are trained, {done}, got {recipe.epochs}")
     useless = [name for name in changed if name in OF_EPOCHS]
     if useless and recipe.epochs == done:
-        raise ValueError(f"all {done} epochs are trained without {', '.join(useless)}: name more with --epochs as well")
+        raise ValueError(
+            f"no epoch is left to train with {', '.join(useless)}: name more than {done} with --epochs as well"
+        )
     for name in changed:
         progress(name, 0, 0, f"{now[name]}, was {before[name]}")
     if "epochs" in changed and recipe.epochs > done:

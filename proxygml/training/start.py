@@ -63,11 +63,11 @@ def train(
         fabric.barrier()  # all processes have checked the folder
         with locked(folder) if fabric.is_global_zero else nullcontext():  # the first process locks for all
             if fabric.is_global_zero:
-                Run.create(folder, recipe)
+                Run.create(folder, trainer.recipe)
             trainer.progress("run folder", 0, 0, str(folder))
             run = _finish(trainer, Run(folder))
     if progress is True and trainer.writes:
-        show_result(recipe, run.scores)
+        show_result(run.recipe, run.scores)
     return run
 
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from proxygml.display import output, show_scores
+from proxygml.display import counted, output, show_scores
 from proxygml.training.recipe import Recipe
 
 PICTURES = {
@@ -46,7 +46,8 @@ def describe_scores(recipe: Recipe, scores: dict) -> str:
     epoch = f"epoch {scores['best_epoch']}{before} of {recipe.epochs} ({choice})"
     kept = epoch if recipe.epochs else "a head on the frozen network"
     return (
-        f"{scored['images']} images of {scored['classes']} classes{seen}; {kept}, {scores['seconds']:.0f} s of training"
+        f"{counted(scored['images'], 'image')} of {counted(scored['classes'], 'class')}{seen}; {kept}, "
+        f"{scores['seconds']:.0f} s of training"
     )
 
 

@@ -19,7 +19,7 @@ from proxygml import evaluation, plots
 from proxygml.backbones import load_pretrained
 from proxygml.data import ImageList
 from proxygml.data.splits import MIN_HELD_OUT, hold_out
-from proxygml.display import Progress, no_progress
+from proxygml.display import Progress, counted, no_progress
 from proxygml.distributed.checkpoints import checksums
 from proxygml.evaluation.intervals import difference_interval
 from proxygml.training import build
@@ -68,6 +68,12 @@ class Trainer:
         if recipe.tested_epochs and not self.test_images:
             raise ValueError("tested_epochs needs test classes, and test_fraction 0 leaves none: change one of them")
         model = build.build_model(recipe, parts.network)  # fails sooner than decoding every image
+        features = model.trunk.channels
+        if recipe.head_start == "fitted" and len(train_images) < recipe.embedding_dim < features:
+            few = f"{len(train_images)} training images cannot tell which {recipe.embedding_dim} matter"
+            progress("dimensions", 0, 0, f"{features:,}, those of the features: {few}")
+            recipe = self.recipe = recipe.changed({"embedding_dim": features})
+            model = build.build_model(recipe, parts.network)
         if recipe.weights is not None and (checkpoint is None or recipe.feature_crops):
             progress("weights", 0, 0, load_pretrained(model.trunk, recipe.weights))
         train_images = self._usable(train_images, "training", model)
@@ -130,7 +136,7 @@ class Trainer:
         skipped = sum(entry.get("skipped_steps", 0) for entry in self.log)
         if skipped:
             trained["skipped_steps"] = skipped
-            self.progress("skipped", 0, 0, f"{skipped} steps whose gradient was not finite")
+            self.progress("skipped", 0, 0, f"{counted(skipped, 'step')} with a gradient that was not finite")
         scores = trained | self.scores | {"best_epoch": self.best["epoch"], "seconds": seconds}
         run.write_scores(scores)
         self.progress("drawing pictures", 0, 1, "")

@@ -176,7 +176,7 @@ class TestMistakes:
                 ["--out", "elsewhere"],
                 "--resume continues a run in its own folder: leave out --out, --like and --minutes",
             ),
-            (["--epochs", "1"], "2 epochs are already trained: expected epochs of at least that, got 1"),
+            (["--epochs", "1"], "expected at least as many epochs as are trained, 2, got 1"),
             (["--seed", "3"], "--resume cannot change seed from 0 to 3"),
             (["--data", "nowhere"], "are not in /nowhere: name their folder with --data"),
         ],

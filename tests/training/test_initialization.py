@@ -1,5 +1,6 @@
 """Head and proxies that start from the training images, and the network before training as epoch 0."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from proxygml import ProxyGMLEmbedding
+from proxygml.backbones import build_trunk
 from proxygml.display import no_progress
 from proxygml.model import load
 from proxygml.training import build
@@ -74,6 +76,17 @@ def test_without_epochs_only_the_head_is_fitted(recipe: Recipe, tmp_path: Path) 
     expected = run.scores["trained"]["recall@1"] - run.scores["untrained"]["recall@1"]
     assert difference == pytest.approx(expected)
     assert load(run.folder).encode([Image.new("RGB", (50, 60), "red")]).shape == (1, 8)
+
+
+def test_few_images_keep_all_features(recipe: Recipe, tmp_path: Path) -> None:
+    channels = build_trunk("convnet").channels
+    told: list[str] = []
+    settings = {"epochs": 0, "embedding_dim": channels - 1, "baselines": True}  # more dimensions than images
+    run = train(recipe.changed(settings), tmp_path / "run", progress=lambda what, done, total, note: told.append(note))
+    (line,) = (note for note in told if "matter" in note)
+    assert re.fullmatch(rf"{channels}, those of the features: \d+ training images cannot tell which .*", line)
+    assert run.recipe.embedding_dim == channels
+    assert load(run.folder).encode([Image.new("RGB", (50, 60), "red")]).shape == (1, channels)
 
 
 def test_epochs_that_make_the_held_out_classes_worse_are_not_kept(recipe: Recipe, tmp_path: Path) -> None:

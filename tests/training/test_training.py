@@ -600,7 +600,7 @@ def test_nan_gradient_skips_the_step(tiny: Recipe, tmp_path: Path, monkeypatch: 
     run = start.train(tiny, tmp_path / "run", progress=lambda *what: told.append(what))
     assert [entry.get("skipped_steps", 0) for entry in run.log] == [2, 0, 0]
     assert run.scores["skipped_steps"] == 2
-    assert ("skipped", 0, 0, "2 steps whose gradient was not finite") in told
+    assert ("skipped", 0, 0, "2 steps with a gradient that was not finite") in told
     state = run.load_last()
     tensors = [*state["model"].values(), *state["loss"].values()]
     assert all(tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point())
