@@ -107,7 +107,7 @@ def main() -> None:
     results = {"data": options.data.name, "seen": int(seen.sum()), "unseen": int((~seen).sum()), "rows": rows}
     print(table(results))
     if not options.quick:
-        print(f"written: {save('features', results)} and {draw(results)}")
+        print(f"written: {save('features', results | {'seeds': list(range(SEEDS))})} and {draw(results)}")
 
 
 def table(results: dict) -> str:

@@ -181,7 +181,7 @@ def main() -> None:
         results.setdefault(part, {})[name] = value
         print(part, name, flush=True)
         if not options.quick:
-            save("ranking", results)
+            save("ranking", results | {"seeds": list(range(SEEDS))})
 
     def wanted(part: str) -> bool:
         return options.only in (None, part)

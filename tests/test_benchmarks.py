@@ -48,7 +48,7 @@ SMALLER = {"evaluation": {"IMAGES": 20_000, "CLASSES": 3_000}, "search": {"QUERI
             ["| rerank 100, k1 ", "| all three |", "| means for augment, once |"],
             marks=pytest.mark.slow,
         ),
-        pytest.param("audit --quick", ["| synthetic, 2 % | audit |", "| 10 % |"], marks=pytest.mark.slow),
+        pytest.param("audit --quick", ["| synthetic, 2 % | audit |", "| synthetic, 10 % |"], marks=pytest.mark.slow),
         ("ablation --quick", ["| paper |", "| lambda 0 |", "Recall@1"]),
         (
             "images --photo 96 72 --size 32 --backbone convnet --steps 2 --workers 0",

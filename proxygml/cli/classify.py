@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MOST_REFUSED = 0.5  # of the known images: more is worth a hint
 GUESSED = 1.5  # times the accuracy of a guess; 2 would be all of two classes
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of false accepts, that are shown beside the wanted one
+FEW_CLASSES = 20  # from which on the false accepts measured are close to those of new classes: docs/tasks.md
 
 
 def classify(
@@ -162,6 +163,11 @@ def show_separation(location: str, measured: "Separation", false_accepts: float)
         f"{calibration.temperature:.2f})\n"
         f"stored in {location}"
     )
+    if calibration.classes < FEW_CLASSES:
+        messages.print(
+            f"caution: with fewer than {FEW_CLASSES} classes, more unknown images are accepted than measured: "
+            "each was searched for without its own class, in a smaller index"
+        )
     if measured.auroc_interval[0] <= 0.5:
         messages.print(
             "caution: no significant difference between known and unknown classes: too few images, or wrong labels?"

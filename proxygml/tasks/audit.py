@@ -72,7 +72,7 @@ def audit(items: Embeddings) -> Audit:
             found.findings.append(Finding("label", row, other, names[suggestions[place]], float(margins[place])))
         found.small = int((np.bincount(labels) < MIN_SIZE).sum())
         found.confused, found.split = confused_classes(items, numbers), split_classes(vectors, labels, names)
-    found.duplicate_similarity = duplicate_similarity(similarities[:, 0])
+    found.duplicate_similarity = duplicate_similarity(similarities)
     pairs: dict[tuple[int, int], float] = {}
     for row, place in np.argwhere(similarities >= found.duplicate_similarity).tolist():
         other = int(numbers[row, place])
@@ -121,11 +121,22 @@ def doubtful_labels(vectors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray
     return margins, best, wrong
 
 
-def duplicate_similarity(nearest: np.ndarray) -> float:
-    """From which similarity on images are duplicates, by those of all images to their nearest (M,).
+def duplicate_similarity(similarities: np.ndarray) -> float:
+    """From which similarity on images are duplicates, by those of all images to their ten nearest (M, K).
 
-    Distances of different images vary around their median by a factor; those of copies are far smaller.
+    Distances of different images to their nearest vary around their median by a factor; those of copies are far
+    smaller. So that many copies do not hide each other, copies by a first estimate do not count as the nearest.
     """
+    cut = _unusually_similar(similarities[:, similarities.shape[1] // 2])
+    for _ in range(2):  # without copies, the second time changes little; with many, more would let them in
+        nearest = np.where(similarities < cut, similarities, -np.inf).max(axis=1)  # (M,)
+        if np.isinf(nearest).all():
+            break
+        cut = _unusually_similar(nearest[np.isfinite(nearest)])
+    return cut
+
+
+def _unusually_similar(nearest: np.ndarray) -> float:
     logarithms = np.log(np.maximum(1 - nearest, 1e-6))  # (M,)
     center, spread = _median_and_spread(logarithms)
     return float(1 - np.exp(center - CUT * max(spread, 0.1)))

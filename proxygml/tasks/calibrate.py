@@ -12,14 +12,14 @@ import numpy as np
 from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation import neighbors
+from proxygml.evaluation.intervals import auroc, auroc_interval, fraction_interval
 from proxygml.tasks.classify import VOTERS, Calibration, probabilities, scores, vote
 
 MIN_IMAGES, MIN_CLASSES = 10, 2  # labeled images, and classes of two or more
 MAX_QUERIES = 20_000  # images that are searched for, at random
 AGREEMENTS = (0.0, 0.05, 0.1, 0.2)  # weights in the score, of which the best by AUROC is taken
 BINS = 15  # of probabilities, for the calibration error
-RESAMPLES = 500  # of the classes, for the intervals
-Interval = tuple[float, float]  # that contains 95 % of the resamples
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,17 @@ def calibrate(embeddings: Embeddings, *, false_accepts: float = 0.01, seed: int 
     temperature = fit_temperature(distinct, right)
     before, after = (probabilities(distinct, each).max(axis=1) for each in (1.0, temperature))  # (M,) each
     accepted, refused = unknown >= threshold, known < threshold
-    draws = resampled(own, rng)  # (RESAMPLES, M)
     count = len(np.unique(own))
     return Separation(
         Calibration(
             threshold, agreement, temperature, float(accepted.mean()), embeddings.model, images=len(rows), classes=count
         ),
         auroc=auroc(known, unknown),
-        auroc_interval=_interval([auroc(known, unknown, weights) for weights in draws]),
+        auroc_interval=auroc_interval(known, unknown, own),
         auroc_of_similarity=auroc(*tried[0.0]),
-        false_accepts_interval=_interval([np.average(accepted, weights=weights) for weights in draws]),
+        false_accepts_interval=fraction_interval(accepted, own),
         refused=float(refused.mean()),
-        refused_interval=_interval([np.average(refused, weights=weights) for weights in draws]),
+        refused_interval=fraction_interval(refused, own),
         accuracy=float(right.mean()),
         error_before=calibration_error(before, right),
         error_after=calibration_error(after, right),
@@ -151,23 +150,3 @@ def calibration_error(probability: np.ndarray, right: np.ndarray) -> float:
     """The expected calibration error (Guo et al. 2017) of probabilities (M,) of being right (M,)."""
     bins = np.minimum((probability * BINS).astype(int), BINS - 1)
     return float(np.abs(np.bincount(bins, probability - right)).sum() / len(right))
-
-
-def auroc(known: np.ndarray, unknown: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """How often a known image (M,) scores above an unknown one (M,); ties count half. `weights` (M,) are of both."""
-    places = np.unique(np.concatenate([known, unknown]), return_inverse=True)[1]  # (2 M,)
-    ours, theirs = (np.bincount(half, weights, places.max() + 1) for half in np.split(places, [len(known)]))
-    below = np.cumsum(theirs) - theirs / 2
-    return float(ours @ below / (ours.sum() * theirs.sum()))
-
-
-def resampled(classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How often each image (M,) is in samples of the classes with replacement: (RESAMPLES, M)."""
-    numbers = np.unique(classes, return_inverse=True)[1]  # (M,)
-    count = int(numbers.max()) + 1
-    return rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)[:, numbers]
-
-
-def _interval(values: list[float]) -> Interval:
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)

@@ -1,10 +1,10 @@
-"""The interval of a difference of recalls."""
+"""Intervals that contain the true value as often as they say."""
 
 import numpy as np
 import pytest
 
 from proxygml.evaluation import evaluate
-from proxygml.evaluation.intervals import difference_interval
+from proxygml.evaluation.intervals import auroc, auroc_interval, difference_interval, fraction_interval
 
 
 def test_it_covers_the_true_difference_about_19_times_in_20() -> None:
@@ -42,3 +42,34 @@ def test_hits_are_in_the_order_of_the_images() -> None:
     assert hits.tolist() == [True, False, True, False, False]
     found = evaluate(vectors[:2], labels[:2], gallery=vectors[2:], gallery_labels=labels[2:], recall_at=(1,)).hits
     assert found.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("classes", [3, 10, 40])
+def test_fraction_covers_images_that_come_in_classes(classes: int) -> None:
+    rng, numbers, covered = np.random.default_rng(0), np.repeat(np.arange(classes), 20), 0
+    for _ in range(400):
+        rates = rng.beta(0.5, 4.5, classes)  # of each class; 0.1 on average
+        low, high = fraction_interval(rng.random(len(numbers)) < rates[numbers], numbers)
+        covered += low <= 0.1 <= high
+    assert covered / 400 >= 0.9
+
+
+def test_no_hits_in_few_classes_say_little() -> None:
+    def high(classes: int) -> float:
+        return fraction_interval(np.zeros(60, bool), np.arange(60) % classes)[1]
+
+    assert high(2) > 0.9
+    assert high(60) == pytest.approx(1 - 0.025 ** (1 / 60))  # Clopper and Pearson's, of independent images
+    assert fraction_interval(np.ones(60, bool), np.arange(60) % 20)[1] == 1
+
+
+@pytest.mark.parametrize("classes", [4, 30])
+def test_auroc_covers_images_that_come_in_classes(classes: int) -> None:
+    rng, numbers, covered = np.random.default_rng(0), np.repeat(np.arange(classes), 10), 0
+    for _ in range(300):
+        unknown = rng.normal(size=classes)[numbers] + rng.normal(size=len(numbers))
+        known = 1 + rng.normal(size=classes)[numbers] + rng.normal(size=len(numbers))
+        low, high = auroc_interval(known, unknown, numbers)
+        covered += low <= 0.6915 <= high  # the normal distribution at 1 / 2
+    assert covered / 300 >= 0.9
+    assert low <= auroc(known, unknown) <= high

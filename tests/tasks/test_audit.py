@@ -49,6 +49,20 @@ def test_what_is_wrong_is_found() -> None:
     assert 119 in [finding.row for finding in found.findings if finding.kind == "outlier"]
 
 
+@pytest.mark.parametrize(("fraction", "copies"), [(0.05, 1), (0.5, 1), (1.0, 1), (1.0, 3)])
+def test_many_copies_do_not_hide_each_other(fraction: float, copies: int) -> None:
+    items = blobs(12, 20, spread=0.5, dim=256)
+    rows = np.random.default_rng(0).permutation(len(items))[: round(fraction * len(items))]
+    rng, every = np.random.default_rng(1), [items.vectors]
+    every += [items.vectors[rows] + rng.normal(0, 0.005, (len(rows), items.dim)) for _ in range(copies)]
+    numbers = np.concatenate([np.arange(len(items)), *[rows] * copies])  # of the original
+    vectors = np.concatenate(every).astype(np.float32)
+    found = audit(Embeddings(vectors, items.labels[numbers], np.arange(len(vectors)).astype(str), items.class_names))
+    pairs = [(finding.row, finding.other) for finding in found.findings if finding.kind == "duplicate"]
+    assert all(numbers[row] == numbers[other] for row, other in pairs)
+    assert len(pairs) == len(rows) * copies * (copies + 1) // 2
+
+
 def test_of_two_copies_the_wrong_label_is_left_out() -> None:
     items = flawed()
     vectors = items.vectors.copy()
