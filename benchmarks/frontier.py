@@ -1,12 +1,11 @@
 """What minutes of a CPU buy on photos: frozen networks, fitted heads and fine-tuned networks.
 
     python -m benchmarks.frontier --data ROOT --work FOLDER [--only cub-photos ...]    run what is missing
-    python -m benchmarks.frontier --report       the plot and the tables of docs/photos.md, from results/frontier
+    python -m benchmarks.frontier --report       docs/photos.md and the README from results/frontier
 
 ROOT has CUB_200_2011 and Cars196. Rows are scored once, on the test classes: `benchmarks.photo_search` chose the
-settings on training classes. The time of a row is that of one thread (CPU
-time: set OMP_NUM_THREADS=1), from the start of the command to its pictures. A finished row is a file in
-results/frontier; an interrupted one starts again.
+settings on training classes. The time of a row is that of one thread (CPU time: set OMP_NUM_THREADS=1), from the start
+of the command to its pictures. A finished row is a file in results/frontier; an interrupted one starts again.
 """
 
 import argparse
@@ -25,12 +24,14 @@ from matplotlib.figure import Figure
 from proxygml import data
 from proxygml.data import ImageList
 from proxygml.files import atomic_write
+from proxygml.paper.results import range_of
 from proxygml.paper.tables import Table
 from proxygml.training.recipe import Recipe
 from proxygml.training.run import provenance
 from proxygml.training.start import train
 
-RESULTS, PAGE, PLOT = Path("results/frontier"), Path("docs/photos.md"), Path("docs/pictures/frontier.png")
+RESULTS, PLOT = Path("results/frontier"), Path("docs/pictures/frontier.png")
+PAGE, README = Path("docs/photos.md"), Path("README.md")
 FOLDERS = {"cub": "CUB_200_2011", "cars": "Cars196"}
 NAMES = {"cub": "CUB-200-2011", "cars": "Cars196"}
 SEEDS = 3
@@ -195,8 +196,26 @@ def tables() -> str:
     return "\n".join(table.to_markdown() for table in made if table.rows)
 
 
+def update_readme(text: str) -> str:
+    """The README with the scores of the preset photos in its table, as means over seeds."""
+    lines = []
+    for dataset, name in NAMES.items():
+        runs = [row.result for row in rows() if (row.name, row.dataset) == ("photos", dataset) and row.result]
+        frozen = score_cells(runs[0]["scores"]["untrained"])
+        trained = [range_of([100 * run["scores"]["trained"][each] for run in runs]) for each in ("recall@1", "nmi")]
+        minutes = sum(run["cpu_minutes"] for run in runs) / len(runs)
+        side = Recipe.preset("photos").test_side
+        lines.append(f"| {name}, {side} px | nothing | frozen network | {frozen[0]} | {frozen[-1]} |\n")
+        what = f"all layers, {minutes:.0f} minutes of one core"
+        lines.append(f"| | {what} | [preset `photos`](docs/photos.md) | {trained[0]} | {trained[1]} |\n")
+    begin, end = text.index(f"| {NAMES['cub']}, "), text.index("| Cars196, 144 px")
+    return text[:begin] + "".join(lines) + text[end:]
+
+
 def write_page() -> None:
-    """Replace the tables between the two marks in the document, and the plot."""
+    """Replace the tables between the two marks in the document and in the README, and the plot."""
+    with atomic_write(README) as path:
+        path.write_text(update_readme(README.read_text()))
     text = PAGE.read_text()
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
     before, after = text.split(begin)[0], text.split(end)[1]
