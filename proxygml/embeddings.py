@@ -133,6 +133,15 @@ class Embeddings:
         return cls(arrays["vectors"], labels, paths, class_names, model)
 
 
+def check_nonzero(items: Embeddings) -> None:
+    """An error if some vectors are zero, as after a failed embedding: they have no cosine similarity to others."""
+    zero = np.flatnonzero(~items.vectors.any(axis=1))
+    if len(zero):
+        raise ValueError(
+            f"zero vectors: {len(zero):,} of {len(items):,}, first image {items.paths[zero[0]]}: leave them out"
+        )
+
+
 def concatenate(parts: Sequence[Embeddings]) -> Embeddings:
     """Several embeddings of one model as one; classes with the same name are merged."""
     if len(parts) == 1:

@@ -120,6 +120,7 @@ def calibrate(
         data: Folder of the run's images, if they have moved.
         json: Print what was measured as JSON.
     """
+    from proxygml.embeddings import check_nonzero
     from proxygml.model import kind_of
     from proxygml.retrieval import Index
     from proxygml.tasks.calibrate import calibrate as measure
@@ -131,7 +132,9 @@ def calibrate(
         opened = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     if not isinstance(opened, Index):
         raise ValueError("a calibration is stored with one index, and --split all has two: use --split test or train")
-    measured = measure(read_all(opened), false_accepts=false_accepts)
+    items = read_all(opened)
+    check_nonzero(items)
+    measured = measure(items, false_accepts=false_accepts)
     if picture is not None:
         from proxygml.plots import draw_separation
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from proxygml.embeddings import Embeddings
+from proxygml.embeddings import Embeddings, check_nonzero
+from proxygml.evaluation.validation import as_matrix
 from proxygml.retrieval.hits import cosines
 from proxygml.tasks.calibrate import voters
 from proxygml.tasks.classify import vote
@@ -51,6 +52,8 @@ def audit(items: Embeddings) -> Audit:
     """The findings about embeddings; without labels of two classes, only duplicates and outliers."""
     if len(items) < 3:
         raise ValueError(f"expected 3 or more images to audit, got {len(items)}")
+    as_matrix(items.vectors, "vectors")  # an error if they are not finite
+    check_nonzero(items)
     rows = np.arange(len(items))
     numbers, similarities = voters(items.vectors, rows, rows, (rows, rows))  # (M, K) each
     found = Audit()

@@ -117,6 +117,20 @@ def test_labels_that_are_all_wrong_are_one_line() -> None:
         audit(replace(items, labels=np.random.default_rng(0).permutation(items.labels)))
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0, "zero vectors: 2 of 120, first image class1/17.jpg: leave them out"),
+        (np.nan, "expected finite vectors .* got 2 of 120 rows that are not, first row 17"),
+    ],
+)
+def test_vectors_that_cannot_be_compared_are_one_line(value: float, message: str) -> None:
+    items = blobs(12, 10)
+    items.vectors[[17, 40]] = value
+    with pytest.raises(ValueError, match=message):
+        audit(items)
+
+
 def test_without_labels_only_duplicates_and_outliers() -> None:
     items = flawed()
     for labels in (np.full(120, -1), np.zeros(120, int)):  # none, one class

@@ -157,6 +157,14 @@ class TestCommands:
         line = failure(capsys, "classify", "plain.npz", "--vectors", "queries.npz")
         assert "none of the nearest items has a class" in line
 
+    def test_zero_vectors_are_not_calibrated(self, folder: Path, capsys) -> None:
+        items = blobs(12, 10)
+        items.vectors[17] = 0
+        items.save(Path("zero.npz"))
+        run_command(capsys, "index", "build", "zero.npz", "--out", "zero")
+        line = failure(capsys, "calibrate", "zero")
+        assert "zero vectors: 1 of 120, first image class1/17.jpg: leave them out" in line
+
     def test_folder_of_images_against_a_run(self, trained_run: Run, folder: Path, capsys) -> None:
         for number in range(2):
             (folder / "new").mkdir(exist_ok=True)
