@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import socket
 import stat
 import sys
@@ -73,6 +74,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         if handle is not None:
             os.close(handle)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder inside `folder`, which is created if needed; at the end, its content is moved up into `folder`.
+
+    An interruption leaves nothing to see. Not beside `folder`, which may be the current one or a mounted disk.
+    """
+    draft = folder / f".unfinished-{secrets.token_hex(4)}"
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        for path in sorted(draft.iterdir()):
+            path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def remove_temporaries(*paths: Path) -> None:

@@ -104,6 +104,25 @@ def test_other_errors_pass_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_new_folder_is_complete_or_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "in" / "new"
+
+    def interrupted() -> None:
+        with files.new_folder(folder) as draft:
+            (draft / "half").mkdir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / ".hidden").touch()
+    with files.new_folder(folder) as draft:
+        (draft / "links").mkdir()
+        (draft / "table.csv").touch()
+    assert sorted(path.name for path in folder.iterdir()) == [".hidden", "links", "table.csv"]
+
+
 def test_temporaries_of_killed_processes_are_removed(tmp_path: Path) -> None:
     process = (
         "import os, signal, sys; from pathlib import Path; from proxygml.files import atomic_write\n"

@@ -64,7 +64,6 @@ def cluster(
         )
     if found.max() < 0:
         raise ValueError(f"no {min_size} images are closer to each other than to the rest: try --clusters K")
-    out.mkdir(parents=True, exist_ok=True)
     write_clusters(out, items, found, files)
     left_out = int((found < 0).sum())
     numbers: dict[str, float] = {"images": len(items), "clusters": int(found.max()) + 1, "unclustered": left_out}

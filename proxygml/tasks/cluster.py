@@ -14,7 +14,7 @@ from proxygml.display import counted
 from proxygml.embeddings import Embeddings
 from proxygml.evaluation.clustering import kmeans
 from proxygml.evaluation.validation import as_matrix
-from proxygml.files import atomic_write
+from proxygml.files import atomic_write, new_folder
 from proxygml.plots import draw_sheet
 
 MIN_SIZE = 5  # images in a cluster
@@ -102,25 +102,26 @@ def write_clusters(folder: Path, items: Embeddings, clusters: np.ndarray, files:
     width = max(3, len(str(clusters.max())))
     names = [UNCLUSTERED if number < 0 else f"cluster-{number + 1:0{width}}" for number in clusters.tolist()]
     paths = [str(path) for path in items.paths]
-    for row, (name, file) in enumerate(zip(names, files, strict=True)):
-        if file is not None:
-            link = _free_name(folder / name / file.name)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(os.path.relpath(file, link.parent.resolve()))
-            paths[row] = link.relative_to(folder).as_posix()
-    with atomic_write(folder / "clusters.csv") as draft, draft.open("w", newline="", encoding="utf-8") as rows:
-        table = csv.writer(rows, lineterminator="\n")
-        table.writerow(("path", "label", "was"))
-        for row in np.argsort(clusters, kind="stable"):
-            if clusters[row] >= 0:
-                table.writerow((paths[row], names[row], items.class_name(items.labels[row])))
     count, length = SHEET
     shown = []
     for number in range(min(count, clusters.max() + 1)):
         members = np.flatnonzero(clusters == number)
         central = [files[row] for row in most_central(items.vectors, members)[:length]]
         shown.append((f"{names[members[0]]}\n{counted(len(members), 'image')}", central))
-    draw_sheet(shown, folder / "clusters.png")
+    with new_folder(folder) as draft:
+        for row, (name, file) in enumerate(zip(names, files, strict=True)):
+            if file is not None:
+                link = _free_name(draft / name / file.name)
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(os.path.relpath(file, (folder / name).resolve()))
+                paths[row] = link.relative_to(draft).as_posix()
+        with atomic_write(draft / "clusters.csv") as path, path.open("w", newline="", encoding="utf-8") as rows:
+            table = csv.writer(rows, lineterminator="\n")
+            table.writerow(("path", "label", "was"))
+            for row in np.argsort(clusters, kind="stable"):
+                if clusters[row] >= 0:
+                    table.writerow((paths[row], names[row], items.class_name(items.labels[row])))
+        draw_sheet(shown, draft / "clusters.png")
 
 
 def most_central(vectors: np.ndarray, members: np.ndarray) -> Sequence[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from proxygml.data.lists import open_text, quote
 from proxygml.embeddings import Embeddings
-from proxygml.files import atomic_write
+from proxygml.files import atomic_write, new_folder
 from proxygml.plots import draw_sheet
 from proxygml.tasks.audit import Audit, Finding
 from proxygml.tasks.cluster import most_central
@@ -38,7 +38,7 @@ def write_findings(
     files: Sequence[Path | None],
     splits: np.ndarray | None = None,
 ) -> None:
-    """Write audit.csv, with an empty column `accept`, and audit.png to a folder."""
+    """Write audit.csv, with an empty column `accept`, and audit.png to a new folder."""
     names = [items.class_name(label) for label in items.labels.tolist()]
     lines: list[tuple[Any, ...]] = []
     for each in audit.findings:
@@ -49,7 +49,6 @@ def write_findings(
         lines.append(("confused", "", first, "", "", second, "", f"{fraction:.4f}", ""))
     for name, silhouette in audit.split:
         lines.append(("split", "", name, "", "", "", "", f"{silhouette:.4f}", ""))
-    _write(folder / "audit.csv", [COLUMNS, *lines])
     shown = []
     rows_of = {items.class_name(label): np.flatnonzero(items.labels == label) for label in np.unique(items.labels)}
     for kind, count in (("label", SHEET[0]), ("duplicate", 5), ("outlier", 5)):
@@ -59,7 +58,9 @@ def write_findings(
                 most_central(items.vectors, rows_of[each.suggestion])[: SHEET[1]] if kind == "label" else [each.other]
             )
             shown.append((title, [files[each.row], *(files[row] for row in beside)]))
-    draw_sheet(shown, folder / "audit.png")
+    with new_folder(folder) as draft:
+        _write(draft / "audit.csv", [COLUMNS, *lines])
+        draw_sheet(shown, draft / "audit.png")
 
 
 def write_corrected(

@@ -115,6 +115,19 @@ class TestCommand:
         assert Path("sorted/clusters.png").stat().st_size > 5_000
         assert "exists already" in failure(capsys, "cluster", "vectors.npz", "--out", "sorted")
 
+    def test_interruption_leaves_nothing(self, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+        def interrupt(*given: object) -> None:
+            raise KeyboardInterrupt
+
+        command = ["cluster", "vectors.npz", "--data", "PHOTOS", "--out", "sorted", "--clusters", "2"]
+        with monkeypatch.context() as patch:
+            patch.setattr("proxygml.tasks.cluster.draw_sheet", interrupt)
+            with pytest.raises(SystemExit):
+                main(command)
+        assert not Path("sorted").exists()
+        run_command(capsys, *command)
+        assert len({link.resolve(strict=True) for link in Path("sorted").glob("cluster-*/*.png")}) == 24
+
     def test_folder_of_photos_without_labels(self, photos: Path, trained_run: Run, capsys) -> None:
         inside = failure(capsys, "cluster", "PHOTOS", "--run", trained_run.folder, "--out", "PHOTOS/sorted")
         assert "expected --out outside PHOTOS, got PHOTOS/sorted" in inside
