@@ -11,6 +11,7 @@ from PIL import Image
 
 from proxygml.cli.main import main
 from proxygml.data import table
+from proxygml.data.folder import images_below
 from proxygml.embeddings import Embeddings
 from proxygml.tasks.cluster import agreement, find_clusters
 from proxygml.tasks.photos import image_files
@@ -98,6 +99,7 @@ class TestCommand:
             Embeddings(items.vectors, items.labels, named, items.class_names).save(Path(name))
         return tmp_path
 
+    @pytest.mark.filterwarnings("ignore:sorted. left out")
     def test_links_and_table(self, photos: Path, capsys) -> None:
         shown = run_command(capsys, "cluster", "vectors.npz", "--data", "PHOTOS", "--out", "sorted", "--clusters", 2)
         assert "24 images in 2 clusters, 0 in none" in shown
@@ -112,8 +114,10 @@ class TestCommand:
         assert sorted(images.class_names) == ["cluster-001", "cluster-002"]
         with images.open(0) as image:
             assert image.size == (40, 30)
-        assert Path("sorted/clusters.png").stat().st_size > 5_000
+        assert Path("sorted/clusters.pdf").stat().st_size > 5_000
         assert "exists already" in failure(capsys, "cluster", "vectors.npz", "--out", "sorted")
+        with pytest.raises(ValueError, match="no images below sorted"):  # nor is the contact sheet one
+            images_below(Path("sorted"))
 
     def test_interruption_leaves_nothing(self, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
         def interrupt(*given: object) -> None:
