@@ -290,10 +290,12 @@ def _fill(index: "Index", source: "Source", model: "Model | None") -> None:
         recall = _measure_recall(index, progress)
     if not len(index):
         raise ValueError(f"{counted(added.skipped, 'image')} skipped, none can be read: {index.location} is empty")
+    prefix = index.metadata.get("prefix")
+    search = f"search by the first {prefix} of {index.dim:,} dimensions" if prefix else f"{index.kind} search"
     output.print(
         f"{counted(len(index), 'item')} in {index.location}: {added.new:,} new, {added.existing:,} existing, "
         f"{added.skipped:,} skipped\n"
-        f"{index.kind} search finds {100 * recall:.1f} % of the 10 nearest"
+        f"{search} finds {100 * recall:.1f} % of the 10 nearest"
     )
 
 

@@ -80,7 +80,8 @@ def test_refused_prefix_leaves_nothing_behind(tmp_path: Path, monkeypatch, capsy
     assert "expected a prefix from 1 to below the 16 dimensions of the vectors, got 16" in line
     assert [path.name for path in tmp_path.iterdir()] == ["items.npz"]
     for name, prefix, started in (("short", ["--prefix", "4"], "with --prefix 4"), ("whole", [], "without --prefix")):
-        run_command(capsys, *build, name, *prefix)
+        shown = run_command(capsys, *build, name, *prefix)
+        assert ("search by the first 4 of 16 dimensions finds " in shown) == (name == "short")
         line = failure(capsys, *build, name, "--prefix", "8")
         assert f"{name} was started {started}, not --prefix 8: name another --out" in line
 
