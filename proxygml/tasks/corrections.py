@@ -108,7 +108,8 @@ def write_corrected(
 
 def _accepted(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """ "FILE, row N" and the fields of every row whose column `accept` says yes."""
-    reader = csv.DictReader(open_text(path))
+    delimiter = ";" if ";" in open_text(path).readline() else ","  # as Excel writes where 0.5 is 0,5
+    reader = csv.DictReader(open_text(path), delimiter=delimiter)
     try:
         if missing := {"kind", "path", "suggestion", "accept"} - {*(reader.fieldnames or ())}:
             raise ValueError(f"{path}: expected the columns of audit.csv, got none named {sorted(missing)[0]}")

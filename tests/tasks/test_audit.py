@@ -181,6 +181,9 @@ class TestCommand:
         assert images.class_names[labels["class0/3.jpg"]] == "class0"
         assert images.class_names[labels["class4/40.jpg"]] == "class9"  # not accepted
         assert "expected --out in a folder that contains the images" in failure(capsys, *apply, "other/corrected.csv")
+        semicolons = Path("accepted.csv").read_text().replace(",", ";")
+        Path("accepted.csv").write_text(semicolons)
+        assert "1 label corrected, 1 image left out" in run_command(capsys, *apply, "PHOTOS/again.csv")
         self.accept({"label class0/3.jpg": "perhaps"})
         assert "expected yes or nothing in the column accept, got 'perhaps'" in failure(capsys, *apply, "PHOTOS/c.csv")
         Path("accepted.csv").write_text("path,label\na,b\n")
