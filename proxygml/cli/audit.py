@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from proxygml.cli.cluster import check_outside, find_files, read_photos
+from proxygml.cli.cluster import check_outside, read_photos, report_missing
 from proxygml.cli.display import show_next
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
 from proxygml.display import Progress, counted, in_one_line, messages, output, show_progress
@@ -60,6 +60,7 @@ def audit(
     with show_progress() as progress:
         items, files, splits = _read(source, hardware, run, data, progress)
     if apply is not None:
+        report_missing(source, items, files)
         changed, left_out, unused = write_corrected(apply, out, items, files, splits)
         output.print(f"{out}: {counted(changed, 'label')} corrected, {counted(left_out, 'image')} left out")
         if unused:
@@ -68,6 +69,7 @@ def audit(
             show_next((["train", "photos", "--dataset", "table", "--data", out], "with the corrected labels"))
         return
     found = examine(items)
+    report_missing(source, items, files)
     write_findings(out, items, found, files, splits)
     notes = [describe(items, finding, splits) for finding in found.findings]
     numbers = {
@@ -126,6 +128,7 @@ def _read(
 
     from proxygml.embeddings import concatenate
     from proxygml.model import kind_of
+    from proxygml.tasks.photos import image_files
     from proxygml.vectors import read_all, run_parts
 
     if kind_of(source, ("images", "embeddings", "index", "run")) != "run":
@@ -135,4 +138,4 @@ def _read(
     }
     items = concatenate(list(parts.values()))
     splits = np.repeat(list(parts), [len(part) for part in parts.values()])
-    return items, find_files(source, items.paths, [Path()], progress), splits
+    return items, image_files(items.paths, [Path()]), splits

@@ -9,13 +9,11 @@ import tyro
 from proxygml.cli.display import show_next
 from proxygml.cli.embeddings import PRETRAINED, embed_images
 from proxygml.cli.options import AS_TRAINED, SILENT, Hardware
-from proxygml.display import Progress, counted, counter, output, show_progress
+from proxygml.display import Progress, counted, counter, messages, output, show_progress
 from proxygml.training.recipe import Split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from proxygml.embeddings import Embeddings
 
@@ -64,6 +62,7 @@ def cluster(
         )
     if found.max() < 0:
         raise ValueError(f"no {min_size} images are closer to each other than to the rest: try --clusters K")
+    report_missing(source, items, files)
     write_clusters(out, items, found, files)
     left_out = int((found < 0).sum())
     numbers: dict[str, float] = {"images": len(items), "clusters": int(found.max()) + 1, "unclustered": left_out}
@@ -96,6 +95,7 @@ def read_photos(
 ) -> "tuple[Embeddings, list[Path | None]]":
     """The embeddings at a path, or of the images in a folder, and the files of the images where there are any."""
     from proxygml.model import kind_of
+    from proxygml.tasks.photos import image_files
     from proxygml.vectors import open_vectors, read_all
 
     kind = kind_of(source, ("images", "embeddings", "index", "run"))
@@ -104,23 +104,23 @@ def read_photos(
 
         images = images_below(Path(source))
         items = embed_images(hardware.load(run or PRETRAINED), [images], skip_broken=True, progress=progress)
-        return items, find_files(source, items.paths, [Path(source)], progress)
+        return items, image_files(items.paths, [Path(source)])
     if run is not None:
         raise ValueError(f"--run embeds a folder of images, and {source} has vectors already: leave it out")
     items = read_all(open_vectors(source, split=split, data=data, load=hardware.load, progress=progress))
     roots = [data] if data is not None else [Path(), Path(source).parent] if kind == "embeddings" else [Path()]
-    return items, find_files(source, items.paths, roots, progress)
+    return items, image_files(items.paths, roots)
 
 
-def find_files(source: str, paths: "np.ndarray", roots: "Sequence[Path]", progress: Progress) -> "list[Path | None]":
-    """The files of the images at a path; missing ones are reported."""
+def report_missing(source: str, items: "Embeddings", files: "Sequence[Path | None]") -> None:
+    """Say which images at a path have no file."""
     from proxygml.model import kind_of
-    from proxygml.tasks.photos import image_files
 
-    files = image_files(paths, roots)
-    if missing := [str(path) for path, file in zip(paths, files, strict=True) if file is None]:
+    missing = [str(path) for path, file in zip(items.paths, files, strict=True) if file is None]
+    if missing == [str(row) for row in range(len(items))]:  # as an .npz without paths is read
+        messages.print(f"no paths in {source}: no links or pictures are made")
+    elif missing:
         kind, remedy = kind_of(source), "name their folder with --data"
         if kind != "run" and os.path.isabs(missing[0]):
             remedy = f"if they have moved, {'use `proxygml index relocate`' if kind == 'index' else 'embed them again'}"
-        progress("missing", 0, 0, f"{len(missing):,} of {counted(len(paths), 'image')}, first {missing[0]}: {remedy}")
-    return files
+        messages.print(f"missing: {len(missing):,} of {counted(len(items), 'image')}, first {missing[0]}: {remedy}")

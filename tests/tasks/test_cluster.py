@@ -141,10 +141,23 @@ class TestCommand:
 
     def test_vectors_without_images(self, photos: Path, capsys) -> None:
         blobs(4, 8, spread=0.02).save(Path("other.npz"))
-        shown = run_command(capsys, "cluster", "other.npz", "--out", "sorted")
+        main(["cluster", "other.npz", "--out", "sorted"])
+        shown, said = capsys.readouterr()
         assert "What next" not in shown  # its table names no photos to train on
         assert [path.name for path in Path("sorted").iterdir()] == ["clusters.csv"]
         assert "AMI 100.0 %" in shown
+        assert "missing: 32 of 32 images, first class0/0.jpg: name their folder with --data" in said
+        vectors = blobs(4, 8, spread=0.02).vectors
+        np.savez("pathless.npz", vectors=vectors)
+        for command in ("cluster", "audit"):
+            main([command, "pathless.npz", "--out", command])
+            said = capsys.readouterr().err
+            assert said == "no paths in pathless.npz: no links or pictures are made\n"
+        np.savez("nan.npz", vectors=np.where(vectors == vectors[3, 0], np.nan, vectors))
+        for command in ("cluster", "audit"):
+            with pytest.raises(SystemExit):
+                main([command, "nan.npz", "--out", "nan"])
+            assert capsys.readouterr().err.startswith("error: expected finite vectors")  # and nothing before
 
     def test_photos_elsewhere(self, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
         monkeypatch.chdir("elsewhere")
