@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_REFUSED = 0.5  # of the known images: more is worth a hint
 GUESSED = 1.5  # times the accuracy of a guess; 2 would be all of two classes
+PICTURES = (".png", ".pdf", ".svg")
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of false accepts, that are shown beside the wanted one
 FEW_CLASSES = 20  # from which on the false accepts measured are close to those of new classes: docs/tasks.md
 
@@ -52,7 +53,7 @@ def classify(
         data: Folder of the run's images, if they have moved.
         json: Print the answers with all candidates as JSON.
     """
-    check_queries(image, vectors)
+    check_queries(image, vectors, "classify")
 
     from proxygml.embeddings import Embeddings
     from proxygml.retrieval import Index
@@ -87,7 +88,8 @@ def show_answers(queries: "Sequence[str]", answers: "Sequence[Answer]") -> None:
         if place >= len(answer.candidates):
             return ""
         candidate = answer.candidates[place]
-        return f"{in_one_line(candidate.label)} {100 * candidate.probability:.0f} %"
+        percent = "<1" if candidate.probability < 0.01 else f"{100 * candidate.probability:.0f}"
+        return f"{in_one_line(candidate.label)} {percent} %"
 
     rows = [
         (in_one_line(query), described(each, 0), described(each, 1), f"{each.score:.3f}")
@@ -115,7 +117,7 @@ def calibrate(
         index: An index, by its folder or its address postgresql://..., or a run.
         hardware: What embeds images.
         false_accepts: Fraction of the images of unknown classes that may get a class.
-        picture: Draw the ROC curve and the reliability of the probabilities to this .png.
+        picture: Draw the ROC curve and the reliability of the probabilities to this .png, .pdf or .svg.
         split: The images of a run.
         data: Folder of the run's images, if they have moved.
         json: Print what was measured as JSON.
@@ -128,6 +130,8 @@ def calibrate(
     from proxygml.vectors import open_vectors, read_all
 
     kind_of(index, ("index", "run"))
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise ValueError(f"expected a --picture that ends in {', '.join(PICTURES)}, got {picture}")
     with show_progress() as progress:
         opened = open_vectors(index, split=split, data=data, load=hardware.load, progress=progress)
     if not isinstance(opened, Index):

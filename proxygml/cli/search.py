@@ -51,7 +51,7 @@ def search(
         data: Folder of the run's images, if they have moved.
         json: Print the hits as JSON.
     """
-    check_queries(image, vectors)
+    check_queries(image, vectors, "search for")
 
     from proxygml.embeddings import Embeddings
     from proxygml.model import kind_of
@@ -79,10 +79,10 @@ def search(
         messages.print(f"missing: {counted(len(missing), 'image')}, first {missing[0]}: {remedy}")
 
 
-def check_queries(images: "Sequence[Path]", vectors: Path | None) -> None:
-    """An error unless there are either images or vectors to search for."""
+def check_queries(images: "Sequence[Path]", vectors: Path | None, purpose: str) -> None:
+    """An error unless there are either images or vectors, for a purpose such as "search for"."""
     if bool(images) == (vectors is not None):
-        raise ValueError("expected something to search for: --image PHOTO ..., or --vectors QUERIES.npz")
+        raise ValueError(f"expected something to {purpose}: --image PHOTO ..., or --vectors QUERIES.npz")
 
 
 def read_queries(

@@ -105,8 +105,8 @@ def check_enough(classes: np.ndarray) -> None:
     several = int((np.bincount(classes) > 1).sum()) if len(classes) else 0
     if len(classes) < MIN_IMAGES or several < MIN_CLASSES:
         raise ValueError(
-            f"expected {MIN_IMAGES} or more labeled images, and {MIN_CLASSES} or more classes of several, to measure "
-            f"on; got {counted(len(classes), 'image')} and {counted(several, 'such class')}: "
+            f"expected {MIN_IMAGES} or more labeled images, and {MIN_CLASSES} or more classes with two or more images, "
+            f"got {counted(len(classes), 'labeled image')} and {counted(several, 'class')} with two or more images: "
             "add some with `proxygml index add`"
         )
 

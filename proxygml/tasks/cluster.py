@@ -64,7 +64,7 @@ def _dense_groups(points: np.ndarray, min_size: int) -> np.ndarray:
     from sklearn.decomposition import PCA
 
     if not 2 <= min_size <= len(points):
-        raise ValueError(f"expected clusters of at least 2 to {len(points):,} images, got {min_size:,}")
+        raise ValueError(f"expected a min_size from 2 to {len(points):,}, the number of images, got {min_size:,}")
     if points.shape[1] > MAX_DIM and len(points) > MAX_DIM:
         points = PCA(MAX_DIM, random_state=0).fit_transform(points)
     # The leaves of its tree are small and pure; its other choice may put nearly all images into one cluster.

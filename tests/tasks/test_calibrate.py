@@ -103,10 +103,10 @@ def test_intervals_contain_the_values() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.zeros(30, int), "got 30 images and 1 such class:"),
-        (np.arange(30), "got 30 images and 0 such classes"),
-        (np.arange(8) % 2, "got 8 images and 2 such classes"),
-        (np.full(30, -1), "got 0 images and 0 such classes"),
+        (np.zeros(30, int), "got 30 labeled images and 1 class with two or more images"),
+        (np.arange(30), "got 30 labeled images and 0 classes with two or more images"),
+        (np.arange(8) % 2, "got 8 labeled images and 2 classes with two or more images"),
+        (np.full(30, -1), "got 0 labeled images and 0 classes with two or more images"),
     ],
 )
 def test_too_little_data_is_one_line(labels: np.ndarray, message: str) -> None:

@@ -11,11 +11,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from proxygml.cli.classify import show_answers
 from proxygml.cli.main import main
 from proxygml.embeddings import Embeddings
 from proxygml.retrieval import Hit, Index
 from proxygml.tasks.calibrate import calibrate
-from proxygml.tasks.classify import Calibration, answer, classify, read_calibration, store_calibration
+from proxygml.tasks.classify import (
+    Answer,
+    Calibration,
+    Candidate,
+    answer,
+    classify,
+    read_calibration,
+    store_calibration,
+)
 from proxygml.training.run import Run
 from tests.tasks.conftest import blobs
 from tests.test_model import failure, run_command
@@ -70,6 +79,11 @@ def test_new_class_needs_only_photos_of_it() -> None:
     new = np.flatnonzero(~old)[1:]
     index.add(replace(items, vectors=items.vectors[new], labels=items.labels[new], paths=items.paths[new]))
     assert classify(index, query, measured.calibration)[0].label == "class4"
+
+
+def test_small_probability_is_not_shown_as_zero(capsys) -> None:
+    show_answers(["1.jpg"], [Answer("crow", 0.9, [Candidate("crow", 0.95), Candidate("owl", 0.004)], False)])
+    assert "crow 95 %  owl <1 %" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("storage", ["folder", "postgres"])
@@ -148,7 +162,9 @@ class TestCommands:
         assert "than by guessing" not in capsys.readouterr().err
 
     def test_mistakes_are_one_line(self, folder: Path, capsys) -> None:
-        assert "expected something to search for" in failure(capsys, "classify", "index")
+        assert "expected something to classify: --image" in failure(capsys, "classify", "index")
+        line = failure(capsys, "calibrate", "index", "--picture", "curves.txt")
+        assert "expected a --picture that ends in .png, .pdf, .svg, got curves.txt" in line
         assert "an index (a folder or postgresql://...)" in failure(capsys, "calibrate", "items.npz")
         assert "false accepts between 0 and 1, got 2" in failure(capsys, "calibrate", "index", "--false-accepts", "2")
         main(["classify", "items.npz", "--vectors", "queries.npz"])

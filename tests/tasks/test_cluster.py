@@ -65,7 +65,7 @@ def test_vectors_that_cannot_be_clustered_are_one_line(count: int | None) -> Non
     [
         ({"clusters": 1}, "expected 2 to 20 clusters, the number of images, got 1"),
         ({"clusters": 21}, "got 21"),
-        ({"min_size": 1}, "clusters of at least 2 to 20 images, got 1"),
+        ({"min_size": 1}, "expected a min_size from 2 to 20, the number of images, got 1"),
     ],
 )
 def test_impossible_clusters_are_one_line(options: dict, message: str) -> None:
