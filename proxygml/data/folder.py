@@ -8,6 +8,7 @@ from proxygml.data.splits import image_list, split_by_class
 from proxygml.files import warn
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SHEETS = ("audit.png", "clusters.png")  # pictures by `proxygml audit` and `proxygml cluster`, beside their tables
 
 
 def load(root: Path, *, test_fraction: float = 0.5) -> tuple[ImageList, ImageList]:
@@ -43,9 +44,9 @@ def images_below(folder: Path) -> ImageList:
 def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tuple[list[str], list[str]]:
     """Paths relative to `root` of the images below root/start, sorted by class and name, and their classes.
 
-    A class is a folder's path below root/start. Hidden files and folders, suffixes not in SUFFIXES, links to folders
-    and links out of `root` are left out; a warning counts these links, folders without an image, and images directly in
-    root/start, which have no class, unless `loose` names one for them.
+    A class is a folder's path below root/start. Hidden files and folders, suffixes not in SUFFIXES, SHEETS, links to
+    folders and links out of `root` are left out; a warning counts these links, folders without an image, and images
+    directly in root/start, which have no class, unless `loose` names one for them.
     """
     real_root = os.path.realpath(root)
     names_in: dict[str, list[str]] = {}  # class -> file names
@@ -58,7 +59,7 @@ def list_images(root: Path, start: str = "", *, loose: str | None = None) -> tup
         leaf = True
         with os.scandir(os.path.join(root, start, folder)) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name.startswith(".") or (not folder and entry.name in SHEETS):
                     continue
                 below = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir(follow_symlinks=False):

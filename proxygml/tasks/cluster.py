@@ -95,7 +95,7 @@ def _group_sizes(groups: np.ndarray) -> np.ndarray:
 
 
 def write_clusters(folder: Path, items: Embeddings, clusters: np.ndarray, files: Sequence[Path | None]) -> None:
-    """Write relative links to the files (M,), clusters.csv and clusters.pdf to a new folder.
+    """Write relative links to the files (M,), clusters.csv and clusters.png to a new folder.
 
     In the table, a path is that of its link; without a file it is that of the item.
     """
@@ -121,7 +121,7 @@ def write_clusters(folder: Path, items: Embeddings, clusters: np.ndarray, files:
             for row in np.argsort(clusters, kind="stable"):
                 if clusters[row] >= 0:
                     table.writerow((paths[row], names[row], items.class_name(items.labels[row])))
-        draw_sheet(shown, draft / "clusters.pdf")
+        draw_sheet(shown, draft / "clusters.png")
 
 
 def most_central(vectors: np.ndarray, members: np.ndarray) -> Sequence[int]:

@@ -38,7 +38,7 @@ def write_findings(
     files: Sequence[Path | None],
     splits: np.ndarray | None = None,
 ) -> None:
-    """Write audit.csv, with an empty column `accept`, and audit.pdf to a new folder."""
+    """Write audit.csv, with an empty column `accept`, and audit.png to a new folder."""
     names = [items.class_name(label) for label in items.labels.tolist()]
     lines: list[tuple[Any, ...]] = []
     for each in audit.findings:
@@ -60,7 +60,7 @@ def write_findings(
             shown.append((title, [files[each.row], *(files[row] for row in beside)]))
     with new_folder(folder) as draft:
         _write(draft / "audit.csv", [COLUMNS, *lines])
-        draw_sheet(shown, draft / "audit.pdf")
+        draw_sheet(shown, draft / "audit.png")
 
 
 def write_corrected(

@@ -169,7 +169,7 @@ class TestCommand:
         assert "120 images: " in shown
         assert "1 near-duplicate (" in shown
         assert f"--data PHOTOS --apply audit/audit.csv --out {Path('PHOTOS').absolute() / 'corrected.csv'}" in shown
-        assert Path("audit/audit.pdf").stat().st_size > 5_000
+        assert Path("audit/audit.png").stat().st_size > 5_000
         self.accept({"label class0/3.jpg": "yes", "duplicate class11/111.jpg": "x", "outlier class11/119.jpg": "no"})
         apply = [*source, "--apply", "accepted.csv", "--out"]
         shown = run_command(capsys, *apply, "PHOTOS/corrected.csv")

@@ -114,7 +114,7 @@ class TestCommand:
         assert sorted(images.class_names) == ["cluster-001", "cluster-002"]
         with images.open(0) as image:
             assert image.size == (40, 30)
-        assert Path("sorted/clusters.pdf").stat().st_size > 5_000
+        assert Path("sorted/clusters.png").stat().st_size > 5_000
         assert "exists already" in failure(capsys, "cluster", "vectors.npz", "--out", "sorted")
         with pytest.raises(ValueError, match="no images below sorted"):  # nor is the contact sheet one
             images_below(Path("sorted"))
