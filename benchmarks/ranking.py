@@ -193,8 +193,10 @@ def main() -> None:
     for name, items in photos.items() if wanted("gain") else ():
         for title, space in spaces(name, items).items():
             add("gain", title, gain(space))
-    if options.glyphs is not None and wanted("gain"):
-        add("gain", "glyphs, trained network", gain(read_all(open_vectors(options.glyphs, split="test"))))
+    if options.glyphs is not None:
+        photos["glyphs"] = read_all(open_vectors(options.glyphs, split="test"))
+        if wanted("gain"):
+            add("gain", "glyphs, trained network", gain(photos["glyphs"]))
     if wanted("cost"):
         if not options.quick:
             vectors, _ = synthetic_vectors(True, LARGE)
