@@ -67,7 +67,7 @@ PRESETS: dict[str, tuple[str, Recipe]] = {
         PHOTOS,
     ),
     "photos-best": (
-        "A larger network and larger images, slower, not measured yet: --data FOLDER.",
+        "A larger network and more epochs; not measured yet: --data FOLDER.",
         PHOTOS_BEST,
     ),
     "resnet50": (
