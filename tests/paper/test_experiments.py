@@ -174,7 +174,7 @@ def test_only_some_rows(tmp_path: Path, monkeypatch) -> None:
     assert "| comparison | glyphs, fair protocol | 4 | 0,1 | - | 12 | c |" in text  # 12 rows of the paper have no run
     assert "| ProxyGML is better than ms * at 512 dimensions | holds (+10.0 ± 0.0) | holds (+10.0 ± 0.0) |\n" in text
     assert "| the paper's claims | on its own photos | glyphs, fair protocol |" in text
-    assert "| ProxyGML is better than the other methods (Table 2) | 1 / 0 / 0 (1 / 0 / 0) |" in text
+    assert "| ProxyGML is better than the other methods (Table 2) | open | 1 / 0 / 0 (1 / 0 / 0) |" in text
 
 
 @pytest.mark.parametrize(("name", "compares"), [("convergence", True), ("comparison", False)])
